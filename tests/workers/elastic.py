@@ -8,6 +8,8 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -43,10 +45,12 @@ def fresh() -> dict[str, Any]:
     return {"w": np.zeros(WIDTH), "seen": np.zeros(DATA.samples)}
 
 
-def plain_loop(total: int) -> dict[str, Any]:
-    """Return the state after so many steps in one process without faults."""
+def plain_steps() -> Iterator[dict[str, Any]]:
+    """Yield the state before the first step and after each step, in one process without faults: always the same dict,
+    which changes."""
     state, cursor = fresh(), 0
-    for _ in range(total):
+    while True:
+        yield state
         span = DATA.span(cursor)
         sums = fresh()
         for index in range(DATA.parts(span)):
@@ -55,7 +59,11 @@ def plain_loop(total: int) -> dict[str, Any]:
                 sums[key] += mean * len(part)
         update(state, {key: value / span.samples for key, value in sums.items()})
         cursor += span.samples
-    return state
+
+
+def plain_loop(total: int) -> dict[str, Any]:
+    """Return the state after so many steps in one process without faults."""
+    return next(islice(plain_steps(), total, None))
 
 
 def main() -> None:

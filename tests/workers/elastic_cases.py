@@ -150,6 +150,7 @@ def main(
     slow_disk: float = 0.0,
     in_thread: bool = False,
     interfaces: list[str] | None = None,
+    timeout: float = 30.0,
 ) -> None:
     for logger in ("ringfort.elastic", "ringfort.training.elastic", "ringfort.cluster"):
         logging.getLogger(logger).addHandler(Handler())
@@ -158,7 +159,7 @@ def main(
         sync = os.fsync
         os.fsync = lambda file: (time.sleep(slow_disk), sync(file))[1]
     state = fresh()
-    config = AutoDiscoveryConfig(interfaces=["127.0.0.1"] if interfaces is None else interfaces)
+    config = AutoDiscoveryConfig(interfaces=["127.0.0.1"] if interfaces is None else interfaces, timeout=timeout)
     todo = dict(do or {})
     last: list[Step] = []
 

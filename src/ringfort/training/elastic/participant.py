@@ -105,7 +105,7 @@ class Participant:
         self.replica.saved = self.checkpoints.step
         self.donor = Donor(lambda: self.local.layout, busy=lambda: self._is_reducing)
         self.others = OtherRuns(note, lambda: self.replica.mark, self._tell, self._opened_at)
-        self.copy = StateCopy(self)
+        self.copy = StateCopy(self, options.join_timeout)
         self.members = Membership(
             options.discovery(note.run), options.group_config, self._fence, self.donor.serve, self._on_event
         )

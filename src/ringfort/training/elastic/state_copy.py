@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator
+from math import inf
 from typing import TYPE_CHECKING, Final
 
 from ringfort.cluster.core.peer_messages import Epoch
@@ -30,8 +31,10 @@ _GRADIENTS: Final = 64 << 20
 class StateCopy:
     """The learning of one participant. `interrupt` is for any thread, the rest for the program's."""
 
-    def __init__(self, participant: Participant) -> None:
+    def __init__(self, participant: Participant, patience: float) -> None:
+        """After `patience` seconds in which it has found nobody, it says why."""
         self._run = participant
+        self._explain_at = time.monotonic() + patience
         self._learner: Learner | None = None
 
     def interrupt(self) -> None:
@@ -48,6 +51,7 @@ class StateCopy:
             return
         donors = run.members.donors(left)
         if not donors:
+            self._explain()
             return
         limit = 4 * run.state.manifest().nbytes + _GRADIENTS
         self._learner = learner = Learner(donors, limit=limit)
@@ -61,6 +65,12 @@ class StateCopy:
         finally:
             self._learner = None
             learner.close()
+
+    def _explain(self) -> None:
+        """Say once why this program has not found the run: it was refused for its version, for example."""
+        if time.monotonic() > self._explain_at and not self._run.replica.mark.branch:
+            self._explain_at = inf
+            self._run.journal.say(f"Still waiting. {self._run.members.node.why_alone()}", logging.WARNING)
 
     def _follow(self, learner: Learner, left: Epoch | None) -> Iterator[Done]:
         run, replica = self._run, self._run.replica
