@@ -23,12 +23,13 @@ def test_a_member_that_is_asked_to_end_leaves_after_its_step_and_nothing_is_comp
 ) -> None:
     hurry = tmp_path / "hurry"
     leaving, *others = [start(total=60, hurry=str(hurry)) for _ in range(3)]
-    leaving.step(5, members=3)
+    begun = leaving.until(lambda line: line.get("computing", 0) >= 5 and line["members"] == 3)["computing"]
     leaving.process.send_signal(signal.SIGTERM)
     hurry.touch()
     leaving.end()
     assert leaving.process.returncode == 143
     last = leaving.last_step
+    assert last >= begun
     ends = [other.end() for other in others]
     assert [other.process.returncode for other in others] == [0, 0]
     for end in ends:

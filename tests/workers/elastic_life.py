@@ -64,7 +64,10 @@ def main(
         for step in run.steps(total, samples=SAMPLES, batch=batch, microbatch=4, seed=1):
             began = step.number - 1 if began < 0 else began
             for part in step:
-                time.sleep(0.02 if hurry and not Path(hurry).exists() else pause)
+                if hurry and not Path(hurry).exists():
+                    say(computing=step.number, members=len(run.members))
+                    time.sleep(0.02)
+                time.sleep(pause)
                 gradient = np.zeros(SAMPLES)
                 gradient[part] = np.nan if nan_at == step.number and computed else 1 / len(part)
                 step.add({"seen": gradient}, loss=float(len(part)))
