@@ -240,8 +240,10 @@ class Proposer:
 
 
 def _state_in(report: Report) -> RunState | None:
-    """Return the state of a peer in an elastic run. In the epoch that founds the run, its news is from before that."""
+    """Return the state of a peer in an elastic run. If it has accepted nothing since the epoch that founds the run, its
+    news is from before that: it tells where it is only when it is idle or fenced. Until then it is of that lineage."""
     state, formed = report.state, report.votes.formed
-    if state is not None and not state.lineage and report.current and formed is not None and formed.lineages:
-        return msgspec.structs.replace(state, lineage=formed.lineages[0])
-    return state
+    if state is None or state.lineage or formed is None or not formed.lineages:
+        return state
+    is_old = report.votes.highest == formed.number
+    return msgspec.structs.replace(state, lineage=formed.lineages[0]) if is_old else state
