@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tests.workers.elastic import DATA, PATIENCE, fresh, gradient, update
+from tests.workers.elastic import DATA, PATIENCE, plain_loop
 
 TOTAL = 160
 FROZEN = 0.8
@@ -72,21 +72,6 @@ def workers() -> Iterator[list[Worker]]:
             worker.end()
 
 
-def alone() -> dict[str, Any]:
-    """Return the state after the same steps in one process without faults."""
-    state, cursor = fresh(), 0
-    for _ in range(TOTAL):
-        span = DATA.span(cursor)
-        sums = fresh()
-        for index in range(DATA.parts(span)):
-            part = DATA.part(span, index)
-            for key, mean in gradient(part).items():
-                sums[key] += mean * len(part)
-        update(state, {key: value / span.samples for key, value in sums.items()})
-        cursor += span.samples
-    return state
-
-
 def counts(number: int) -> Callable[[dict[str, Any]], bool]:
     return lambda line: len(line["members"]) == number
 
@@ -108,7 +93,7 @@ def test_a_run_outlives_a_killed_member_that_returns_a_late_one_and_a_freeze(tmp
         assert after["members"] == before["members"]
         assert after["events"] == before["events"]
         (tmp_path / "hurry").touch()
-        expected = alone()
+        expected = plain_loop(TOTAL)
         for worker in (one, three, *made[3:]):
             last = worker.until(lambda line: "w" in line)
             assert last["step"] == TOTAL

@@ -17,6 +17,6 @@ def test_the_example_ends_with_the_same_weights_on_all_members(tmp_path: Path) -
     env = {**os.environ, "RINGFORT_HOME": str(tmp_path / "home")}
     run = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False, env=env)
     assert run.returncode == 0, run.stderr
-    digests = re.findall(r"\b[0-9a-f]{12,}\b", run.stdout)
+    digests = re.findall(r"done at step 20, weights ([0-9a-f]{16})$", run.stdout, re.MULTILINE)
     assert len(digests) == 2, run.stdout
     assert digests[0] == digests[1]

@@ -80,7 +80,7 @@ def test_the_machine_with_the_higher_id_goes_on_with_a_witness(tmp_path: Path) -
         alone = higher.last[0]
         until(lambda: higher.last[0] >= alone + 10, everybody)
         lower.process.send_signal(signal.SIGCONT)
-        until(lambda: higher.last[0] >= alone + 20, everybody)
+        until(lambda: all(program.last[0] > alone and program.last[1] == 2 for program in programs), everybody)
         witness.process.send_signal(signal.SIGTERM)
         assert witness.process.wait(PATIENCE) == 0
         at = higher.last[0]

@@ -8,8 +8,8 @@ results is found out. One host may damage its copies of results. `History(seed).
 
 from __future__ import annotations
 
-from collections.abc import Generator
 import dataclasses
+from collections.abc import Generator
 from dataclasses import dataclass, field
 from functools import cache
 from random import Random

@@ -92,6 +92,14 @@ class World:
         """An epoch has ended."""
         if program.epoch is not None and program.epoch.key == epoch.key:
             program.end()
+            if self.random.random() < 0.3:  # its thread is in a call that has to fail first
+                self.later(program, 0.0, 0.5, self.tell, program)
+            else:
+                self.tell(program)
+
+    def tell(self, program: Program) -> None:
+        """Tell where a program is that is in no epoch."""
+        if program.epoch is None:
             self.call(program.peer, "set_run_state", program.run_state())
 
     def call(self, peer: SimulatedPeer, method: str, *arguments: Any) -> None:

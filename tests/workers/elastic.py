@@ -8,6 +8,8 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +43,27 @@ def update(state: dict[str, Any], mean: dict[str, Any]) -> None:
 def fresh() -> dict[str, Any]:
     """Return the state before the first step."""
     return {"w": np.zeros(WIDTH), "seen": np.zeros(DATA.samples)}
+
+
+def plain_steps() -> Iterator[dict[str, Any]]:
+    """Yield the state before the first step and after each step, in one process without faults: always the same dict,
+    which changes."""
+    state, cursor = fresh(), 0
+    while True:
+        yield state
+        span = DATA.span(cursor)
+        sums = fresh()
+        for index in range(DATA.parts(span)):
+            part = DATA.part(span, index)
+            for key, mean in gradient(part).items():
+                sums[key] += mean * len(part)
+        update(state, {key: value / span.samples for key, value in sums.items()})
+        cursor += span.samples
+
+
+def plain_loop(total: int) -> dict[str, Any]:
+    """Return the state after so many steps in one process without faults."""
+    return next(islice(plain_steps(), total, None))
 
 
 def main() -> None:

@@ -7,6 +7,7 @@ import json
 import logging
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -34,6 +35,7 @@ def main(
     nodes: str = "2:4",
     batch: int = 32,
     pause: float = 0.004,
+    hurry: str = "",
     nonfinite: str = "error",
     nan_at: int = 0,
     leave_at: int = 0,
@@ -46,7 +48,7 @@ def main(
     logging.getLogger("ringfort.elastic").setLevel(logging.INFO)
     state = {"seen": np.zeros(SAMPLES), "skipped": 0}
     config = AutoDiscoveryConfig(interfaces=["127.0.0.1"], timeout=timeout)
-    computed, applied = 0, 0
+    computed, applied, began = 0, 0, -1
     run = ringfort.elastic(
         state,
         name=name,
@@ -60,7 +62,11 @@ def main(
     with run:
         say(begun=True)
         for step in run.steps(total, samples=SAMPLES, batch=batch, microbatch=4, seed=1):
+            began = step.number - 1 if began < 0 else began
             for part in step:
+                if hurry and not Path(hurry).exists():
+                    say(computing=step.number, members=len(run.members))
+                    time.sleep(0.02)
                 time.sleep(pause)
                 gradient = np.zeros(SAMPLES)
                 gradient[part] = np.nan if nan_at == step.number and computed else 1 / len(part)
@@ -72,7 +78,8 @@ def main(
                 state["seen"] += np.round(step.mean()["seen"] * batch)
                 assert step.loss == 4.0
             applied += 1
-            say(step=step.number, members=len(run.members), first=run.is_first)
+            peer = run._participant.members.node.peer_id.rpartition(".")[2]
+            say(step=step.number, members=len(run.members), first=run.is_first, computed=computed, peer=peer)
             if learner_at == step.number:
                 with run.aside():  # until a learner is connected
                     while not run._participant.donor.learners:
@@ -81,9 +88,10 @@ def main(
                 run.leave()
             if break_at == step.number:
                 break
+    copied = [int(line.split()[5]) for line in run.events if line.startswith("Copied the state of step ")]
     say(
         done=run.step, seen=sorted({int(count) for count in state["seen"]}), skipped=state["skipped"],
-        computed=computed, applied=applied, events=run.events, goodput=run.goodput,
+        computed=computed, applied=applied, began=began, copied=copied, events=run.events, goodput=run.goodput,
     )  # fmt: skip
 
 

@@ -333,7 +333,7 @@ class AutoDiscoveryBackend(Backend):
 def _let_go(node: ClusterNode, unsubscribe: Callable[[], None]) -> None:
     """Release the node of a backend that has no reference left, as closing it would."""
     unsubscribe()
-    with suppress(ChannelClosedError):
+    with suppress(ChannelClosedError, ControlLostError):  # the node has ended
         node.hold(False)
 
 

@@ -9,7 +9,10 @@ from typing import Any
 
 import pytest
 from rich.console import Console
+from typer.testing import CliRunner
 
+from ringfort.cli.app import app
+from ringfort.cli.outcome import EXIT_FAILED
 from ringfort.demo.proof import Outcome, Training, relative_differences
 from ringfort.demo.screen import Show, curve_steps
 from ringfort.demo.settings import BATCH, FEWEST_STEPS, PASSES, RANKS, STEPS, TOLERANCE, Framework, Settings
@@ -54,6 +57,7 @@ def test_a_run_in_which_all_claims_hold_passes(steps: int, claims: int) -> None:
     "changes",
     [
         {"losses": [4.0] * (LONG - 1) + [4.0 * (1 + 2 * TOLERANCE)]},
+        {"losses": [4.0 * 1.001] * LONG},
         {"losses": [4.0]},
         {"losses": [4.0] * (LONG - 1) + [math.nan]},
         {"digests": ["a", "a", "b"]},
@@ -67,6 +71,7 @@ def test_a_run_in_which_all_claims_hold_passes(steps: int, claims: int) -> None:
     ],
     ids=[
         "another loss",
+        "a loss that is off by a thousandth",
         "a short curve",
         "no number",
         "other weights",
@@ -84,6 +89,12 @@ def test_whatever_does_not_hold_fails_and_is_shown(changes: dict[str, Any]) -> N
     assert not result.passed
     assert "FAIL" in shown(result)
     assert json.loads(json.dumps(result.to_dict()))["passed"] is False
+
+
+@pytest.mark.parametrize(("digests", "code"), [(["a", "a", "a"], 0), (["a", "a", "b"], EXIT_FAILED)])
+def test_the_command_fails_with_the_proof(monkeypatch: pytest.MonkeyPatch, digests: list[str], code: int) -> None:
+    monkeypatch.setattr("ringfort.demo.run.run_demo", lambda *_, **__: outcome(LONG, digests=digests))
+    assert CliRunner().invoke(app, ["demo", "--framework", "numpy", "--json"]).exit_code == code
 
 
 def test_relative_differences_are_relative_and_never_nan() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from ringfort.demo.settings import Settings
 from ringfort.demo.text import load_corpus
-from ringfort.demo.training_state import TrainingState
+from ringfort.demo.training_state import TrainingState, adam
 from ringfort.demo.with_numpy import NumpyLearner
 
 SETTINGS = Settings(steps=6)
@@ -61,6 +61,28 @@ def test_a_step_that_is_applied_twice_is_noticed(fresh: TrainingState) -> None:
     for step in (1, 2, 2):
         fresh.apply(step, means(fresh, step, cut(fresh, step)), 4.0)
     assert fresh.summary()["applied"] == [0, 2]
+
+
+@pytest.mark.parametrize("part", ["weights", "first", "second", "losses", "applied", "seen"])
+def test_the_digest_is_of_everything_that_the_proof_speaks_of(fresh: TrainingState, part: str) -> None:
+    before = fresh.summary()["digest"]
+    found = fresh.tree[part]
+    array = found[next(iter(found))] if isinstance(found, dict) else found
+    array.flat[-1] += 1
+    after = fresh.summary()["digest"]
+    array.flat[-1] -= 1
+    assert after != before
+
+
+def test_adam_is_that_of_the_paper() -> None:
+    weights, first, second = ({"w": np.full(2, value, np.float32)} for value in (1.0, 0.0, 0.0))
+    m = v = np.zeros(2)
+    expected = np.ones(2)
+    for step, slope in ((1, [0.5, -2.0]), (2, [0.25, 1.0]), (3, [-0.5, 0.0])):
+        adam(weights, first, second, {"w": np.array(slope, np.float32)}, step=step, rate=0.01)
+        m, v = 0.9 * m + 0.1 * np.array(slope), 0.999 * v + 0.001 * np.array(slope) ** 2
+        expected = expected - 0.01 * (m / (1 - 0.9**step)) / np.sqrt(v / (1 - 0.999**step))
+    assert weights["w"] == pytest.approx(expected, rel=1e-4)
 
 
 def test_a_pass_is_a_permutation_and_the_next_one_is_another(state: TrainingState) -> None:

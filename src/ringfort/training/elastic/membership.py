@@ -12,6 +12,7 @@ from ringfort.cluster.backend import AutoDiscoveryBackend
 from ringfort.cluster.core.events import ClusterEvent, EpochEnded, Noted
 from ringfort.cluster.core.peer_messages import Epoch, RunState
 from ringfort.cluster.core.state_sources import StateSource
+from ringfort.cluster.node import ClusterNode
 from ringfort.cluster.view import PeerView
 from ringfort.config import AutoDiscoveryConfig, DistributedConfig
 from ringfort.context import DistributedContext
@@ -44,18 +45,31 @@ class Membership:
         on_learner: Callable[[str, Connection], None],
         on_event: Callable[[ClusterEvent], None],
     ) -> None:
-        """`fence` is called before an epoch is accepted, `on_learner` with the stream of a learner."""
+        """Prepare it; `open` looks for the run. `fence` is called before an epoch is accepted, `on_learner` with the
+        stream of a learner."""
         self._changed = Condition()
         self._news = 0
         self._ended: tuple[tuple[int, str], ...] = ()
         self._tell = on_event
         self._on_learner = on_learner
-        self.backend = AutoDiscoveryBackend(config, group=group)
-        self.node = self.backend.node
-        self.context = DistributedContext(self.backend)
+        self._group = group
+        self._backend: AutoDiscoveryBackend | None = None
+        self._context: DistributedContext | None = None
+        self.node = ClusterNode(config)
         self.node.fence_with(lambda epoch, ended: run_state(fence(epoch, ended)))
         self.node.on_stream(self._take_stream)
-        self.node.subscribe(self._on_event)
+
+    def open(self) -> None:
+        """Look for the run. Whoever calls this can already call `close`: an interrupt may come at any moment."""
+        self._backend = AutoDiscoveryBackend(group=self._group, node=self.node)
+        self._context = DistributedContext(self._backend)
+        self.node.subscribe(self._on_event)  # after the backend: a group fails before the program hears of it
+
+    @property
+    def context(self) -> DistributedContext:
+        """The collectives of the group that was formed last."""
+        assert self._context is not None
+        return self._context
 
     @property
     def epoch(self) -> Epoch | None:
@@ -68,7 +82,8 @@ class Membership:
 
     def form(self, epoch: Epoch, timeout: float) -> None:
         """Form the group of `epoch`. Raise `DistributedError` if that fails, at once if `epoch` has ended."""
-        self.backend.establish_epoch(epoch, timeout)
+        assert self._backend is not None
+        self._backend.establish_epoch(epoch, timeout)
 
     @property
     def news(self) -> int:
@@ -133,7 +148,8 @@ class Membership:
         try:
             self.node.leave(why)
         finally:
-            self.backend.close()
+            if self._backend is not None:
+                self._backend.close()
 
     def _take_stream(self, peer: str, purpose: str, connection: Connection) -> None:
         if purpose == PURPOSE:

@@ -61,7 +61,7 @@ class Participant:
     """This program's part in a run."""
 
     def __init__(self, options: Options, state: StateTree, data: Data, total: int, journal: Journal) -> None:
-        """Start to look for the run. `total` is its last step."""
+        """Prepare it; `open` looks for the run. `total` is its last step."""
         self.data, self.state, self.total, self.journal = data, state, total, journal
         self.local = LocalSum()
         self.checkpoints = RunCheckpoints(options.checkpoint, options.every, options.keep, options.name, f"{data}")
@@ -91,7 +91,7 @@ class Participant:
         self.donor = Donor(
             lambda: self.local.layout, kept_bytes=min(KEPT, manifest.nbytes), busy=lambda: self.driver.is_reducing
         )
-        self.copy = StateCopy(self)
+        self.copy = StateCopy(self, options.join_timeout)
         self.others = OtherRuns(self._note, self._where, self._tell, self._opened_at)
         self.divergence = Divergence(self, self.driver.exchange, options.machine_class or own_class())
         self.members = self._join()
@@ -100,6 +100,10 @@ class Participant:
         self._script = self._live()
 
     # --- called by the program's thread -------------------------------------------------------------------------------
+
+    def open(self) -> None:
+        """Start to look for the run."""
+        self.members.open()
 
     def advance(self) -> Turn | Done | None:
         """Return what the program has to do next; None after the last step, or when it leaves."""
@@ -113,6 +117,9 @@ class Participant:
         try:
             found = next(self._script, None)
         except Exception as exc:
+            if self._script.gi_running:  # so the error only says that another thread is in it
+                why = "another thread is in the loop of this run; use the run in one thread"
+                raise InvalidArgumentError("step", self.replica.mark.step, why) from None
             self._error = exc
             raise
         except BaseException:  # Ctrl-C, anywhere
@@ -278,6 +285,7 @@ class Participant:
         self.absence.wait_for_end(is_over)
         if not is_over():
             self.members = self._join()
+            self.members.open()
 
     def _join(self) -> Membership:
         options = self.options

@@ -79,6 +79,7 @@ class ElasticRun:
         self._signals.install()
         try:
             self._participant = participant = Participant(self._options, self.state, data, total, self._journal)
+            participant.open()  # not before it can be closed: an interrupt may come at any moment
             while (first := participant.advance()) is not None:
                 step = Step(participant, first)
                 yield step

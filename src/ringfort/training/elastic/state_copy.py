@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator
+from math import inf
 from typing import TYPE_CHECKING, Final
 
 from ringfort.cluster.core.peer_messages import Epoch
@@ -36,8 +37,10 @@ _GRADIENTS: Final = 64 << 20
 class StateCopy:
     """The learning of one participant. `interrupt` is for any thread, the rest for the program's."""
 
-    def __init__(self, participant: Participant) -> None:
+    def __init__(self, participant: Participant, patience: float) -> None:
+        """After `patience` seconds in which it has found nobody, it says why."""
         self._run = participant
+        self._explain_at = time.monotonic() + patience
         self._learner: Learner | None = None
         self.is_copy = False
         """Whether the state is a copy with which no epoch has seated this program yet."""
@@ -57,6 +60,7 @@ class StateCopy:
         sources = run.members.sources()
         if not sources:
             if not self._is_seated(left):
+                self._explain()
                 run.members.wait_for_news(seen, _LOOK)
             return
         limit = 4 * run.state.manifest().nbytes + _GRADIENTS
@@ -78,6 +82,12 @@ class StateCopy:
             self._learner = None
             search.close()
             learner.close()
+
+    def _explain(self) -> None:
+        """Say once why this program has not found the run: it was refused for its version, for example."""
+        if time.monotonic() > self._explain_at and not self._run.replica.mark.branch:
+            self._explain_at = inf
+            self._run.journal.say(f"Still waiting. {self._run.members.node.why_alone()}", logging.WARNING)
 
     def _follow(self, learner: Learner, epoch: Epoch, left: Epoch | None) -> Iterator[Turn | Done]:
         """`epoch` is that of the donors."""

@@ -125,7 +125,7 @@ class Run:
     def follow(self) -> list[int]:
         """Return the steps that it applies."""
         self.members.epoch = self.epoch
-        return [done.result.step for done in StateCopy(cast("Any", self)).follow(None)]
+        return [done.result.step for done in StateCopy(cast("Any", self), 30.0).follow(None)]
 
 
 @pytest.fixture(autouse=True)

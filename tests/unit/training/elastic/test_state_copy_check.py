@@ -44,7 +44,7 @@ class Run:
         self.meter = SimpleNamespace(speed=1)
         self.checkpoints = SimpleNamespace(save_apart=lambda *_: "it is kept")
         self.journal = SimpleNamespace(say=lambda *_: None)
-        self.copy = StateCopy(self)  # pyright: ignore[reportArgumentType]
+        self.copy = StateCopy(self, 30.0)  # pyright: ignore[reportArgumentType]
 
     def learned(self, epoch: Epoch, stands: Any, *, is_ready: bool) -> None:
         self.told.append((epoch.number, stands.mark, stands.is_pending))
