@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ringfort.training.elastic.protocol import Result, Share
+from ringfort.training.elastic.protocol import Gather, Result, Share
 from tests.helpers.elastic_model import DATA, Saved, expected
 from tests.helpers.elastic_network import Program, World
 
@@ -20,13 +20,13 @@ WITHIN = 5.0
 def test_a_run_is_founded_although_only_one_of_two_survivors_has_its_first_state(
     seed: int, owner: int, has_word: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each of the two is needed for the majority, and the law knows the one without a state only as a member."""
+    """Each of the two is needed for the majority, and the law knows those without a state only as members."""
     victims = list[Program]()
     arrive = Program.arrive
 
-    def hear(self: Program, key: tuple[int, str], turn: int, rank: int, value: Any) -> None:
-        if victims or not isinstance(value, Result):  # otherwise it is the first state, which comes to nobody
-            arrive(self, key, turn, rank, value)
+    def hear(self: Program, *where: Any) -> None:
+        if victims or not isinstance(where[-1], Result):  # otherwise it is the first state, which comes to nobody
+            arrive(self, *where)
 
     monkeypatch.setattr(Program, "arrive", hear)
     world = World(seed, 3)
@@ -34,7 +34,7 @@ def test_a_run_is_founded_although_only_one_of_two_survivors_has_its_first_state
     world.disks[owner] = Saved(1, samples, expected(samples), "x#1@1")  # with which the run begins
     for host in range(3):
         world.start(host)
-    while not all(isinstance(p.doing, Share) or p.replica.held for p in world.living()):
+    while not all(isinstance(p.doing, Gather if p.peer.host == owner else Share) for p in world.living()):
         world.network.run_until(world.network.now + 0.001)
         assert world.network.now < WITHIN
     victims += [p for p in world.living() if p.peer.host != owner][:1]

@@ -45,7 +45,7 @@ class Learner:
     def __init__(self, donors: object, *, limit: int) -> None:
         self.donors = ("a",)
 
-    def next_result(self, after: Mark, *, timeout: float) -> Replayed | None:
+    def next_result(self, after: Mark, *, timeout: float, wants_seat: bool = True) -> Replayed | None:
         for one in type(self).results:
             if one.before == after:
                 return one
