@@ -167,6 +167,8 @@ class Proposer:
         # A member that has given its state up is a learner like others: it would accept no epoch that only shrinks.
         old = [p for p in seated if formed and p in formed.peers and states[p].lineage == mine.lineage]
         same = [peer for peer in clique if states[peer].mark == mine.mark and not states[peer].is_pending]
+        if state.voter.current is not None:  # a learner that only follows keeps no other one waiting
+            same = [peer for peer in same if peer in old or states[peer].is_ready]
         is_idle = state.voter.current is None or all(states[peer].is_ready for peer in same)
         if is_idle and self.me in same and set(old) <= set(same):
             return [*same, *witnesses], mine

@@ -252,6 +252,7 @@ class Participant:
         self.absence.wait_for_end(is_over)
         if not is_over():
             self.members = self._join()
+            self.members.tell(self.replica.fence(0), is_ready=False)
 
     def _join(self) -> Membership:
         options = self.options

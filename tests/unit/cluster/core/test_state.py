@@ -74,3 +74,17 @@ def test_a_member_that_became_a_learner_is_not_asked_into_an_epoch_that_only_shr
     copied = Report(Votes(6, last), state=RunState(b"old", "me.2#5", 29, is_learner=True))
     reports = {"me.2": state.own_report(), "one.1": there, "two.1": copied}
     assert Proposer(state)._same_run(list(reports), reports) == (["me.2", "one.1"], None)
+
+
+def test_a_learner_that_only_follows_keeps_no_other_one_waiting() -> None:
+    state = PeerState(ME, AutoDiscoveryConfig(), 0.0, lambda: 0)
+    state.voter.votes = Votes(5, Epoch(5, "me.2", (ME,), lineages=("me.2#5",)))
+    state.voter.current = state.voter.votes.formed
+    state.run_state = RunState(b"mark", "me.2#5", 30, is_ready=True)
+    follows = Report(Votes(), state=RunState(b"mark", "me.2#5", 30, is_learner=True))
+    waits = Report(Votes(), state=RunState(b"mark", "me.2#5", 30, is_learner=True, is_ready=True))
+    reports = {"me.2": state.own_report(), "one.1": follows, "two.1": waits}
+    assert Proposer(state)._same_run(list(reports), reports) == (["me.2", "two.1"], state.own_report().state)
+    state.run_state = RunState(b"mark", "me.2#5", 30)  # in the middle of a step
+    reports["me.2"] = state.own_report()
+    assert Proposer(state)._same_run(list(reports), reports) == (["me.2"], None)
