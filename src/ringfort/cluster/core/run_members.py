@@ -48,7 +48,11 @@ def run_members(
     # A member that has given its state up is a learner like others: it would accept no epoch that only shrinks.
     old = [p for p in seated if formed and p in formed.peers and states[p].lineage == mine.lineage]
     same = [peer for peer in states if states[peer].mark == mine.mark and not states[peer].is_pending]
-    if _is_idle(me, same, states, reports) and me in same and set(old) <= set(same):
+    is_broken = _is_broken(me, reports)
+    if not is_broken:  # a learner that only follows keeps no other one waiting
+        same = [peer for peer in same if peer in old or states[peer].is_ready]
+    is_idle = is_broken or all(states[peer].is_ready for peer in same)
+    if is_idle and me in same and set(old) <= set(same):
         return [*same, *witnesses], mine
     return [*old, *witnesses], None
 
@@ -64,11 +68,9 @@ def _in_run(state: RunState, votes: Votes, lineages: Collection[str], ended: Col
     return replace(state, lineage=next((lineage for lineage in formed if lineage in lineages), ""))
 
 
-def _is_idle(me: str, same: Collection[str], states: Mapping[str, RunState], reports: Mapping[str, Report]) -> bool:
-    """Return whether the peers of `same` do nothing that a new epoch would disturb: `me` is in no epoch, or in one that
-    a member has left for good, or all of them wait."""
+def _is_broken(me: str, reports: Mapping[str, Report]) -> bool:
+    """Return whether `me` is in no epoch, or in one that a member has left for good: then a new one disturbs nobody."""
     formed, current = reports[me].votes.formed, reports[me].current
     if not current or formed is None:
         return True
-    is_broken = any(reports[p].votes.highest > current for p in formed.peers if p in reports)
-    return is_broken or all(states[peer].is_ready for peer in same)
+    return any(reports[p].votes.highest > current for p in formed.peers if p in reports)

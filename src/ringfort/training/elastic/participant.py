@@ -286,6 +286,7 @@ class Participant:
         if not is_over():
             self.members = self._join()
             self.members.open()
+            self.members.tell(self.replica.fence(0), is_ready=False)
 
     def _join(self) -> Membership:
         options = self.options

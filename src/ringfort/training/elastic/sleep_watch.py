@@ -61,6 +61,8 @@ class SleepWatch:
             self._closer.close()
             if self._thread is not None:
                 self._thread.join(_JOIN)
+            else:
+                self._closed.close()
 
     def abandon(self) -> None:
         """In a forked child: its copy of the lock would keep the machine awake."""

@@ -43,7 +43,17 @@ def test_who_stands_where_the_members_stand_is_seated_when_all_are_ready() -> No
     reports["c"] = report(None, there(6, is_ready=True, is_learner=True))
     assert chosen("a", reports)[0] == "ab"
     reports["c"] = report(None, there(7, is_learner=True))
-    assert chosen("a", reports) == ("ab", None)
+    assert chosen("a", reports)[0] == "ab"
+
+
+def test_a_learner_that_only_follows_keeps_no_other_one_waiting() -> None:
+    here = there(7, is_ready=True)
+    reports = {"a": report(epoch(3, "a"), here, current=True)}
+    reports["b"] = report(None, there(7, is_learner=True))
+    reports["c"] = report(None, there(7, is_ready=True, is_learner=True))
+    assert chosen("a", reports) == ("ac", here)
+    reports["a"] = report(epoch(3, "a"), there(7), current=True)  # in the middle of a step
+    assert chosen("a", reports) == ("a", None)
 
 
 def test_of_two_runs_that_meet_the_one_with_more_steps_leads() -> None:

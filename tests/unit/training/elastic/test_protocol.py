@@ -26,6 +26,7 @@ from ringfort.training.elastic.protocol import (
     Report,
     Result,
     Share,
+    Standstill,
     StepError,
     Token,
     branch_name,
@@ -508,3 +509,15 @@ def test_marks_are_equal_only_after_equal_results() -> None:
 )
 def test_no_random_history_breaks_a_promise(kind: Kind, seeds: range) -> None:
     assert [found for seed in seeds if (found := violation_of(kind, seed)) is not None] == []
+
+
+def test_a_member_that_has_said_goodbye_comes_back_without_promises_and_sums_but_with_its_state() -> None:
+    replica = Replica(DATA, lambda branch: Result(branch, 0, 0, is_state=True), lambda *_: 3, mark=Mark("l@1", 7))
+    replica.add(0)
+    replica._hold(5, Result("l@1", 8, 32))
+    replica.fence(9)
+    assert replica.fence(0).is_pending
+    replica.leave()
+    assert replica.fence(0) == Standstill(Mark("l@1", 7), False, "l")
+    assert replica.report() == Report(Mark("l@1", 7))
+    replica._hold(6, Result("l@1", 8, 32))  # the number may be lower than one that it has promised as another peer

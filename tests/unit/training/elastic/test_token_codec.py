@@ -23,12 +23,15 @@ def test_everything_but_the_subject_survives(
     covered: tuple[int, frozenset[int]], digest: int, speed: int, flags: tuple[bool, bool, bool]
 ) -> None:
     codec = TokenCodec(covered[0])
-    token = Token(ABOUT, digest, covered[1], speed, *flags, copy=digest ^ 1)
+    token = Token(
+        ABOUT, digest, covered[1], speed, *flags, overhead=speed // 3, period=2 * speed, copy=digest ^ 1
+    )
     packed = codec.pack(token)
     assert packed.dtype == np.uint8
     assert packed.size == codec.nbytes
     found = codec.unpack(packed)
     assert (found.digest, found.covered, found.speed, found.copy) == (digest, covered[1], speed, digest ^ 1)
+    assert (found.overhead, found.period) == (speed // 3, min(2 * speed, 2**62))
     assert (found.wants_pause, found.wants_image, found.is_finite) == flags
 
 
