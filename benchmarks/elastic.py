@@ -50,16 +50,25 @@ EVERY = 20
 # --- one member -------------------------------------------------------------------------------------------------------
 
 
+_printing = threading.Lock()
+
+
+def say(**what: Any) -> None:
+    """Print a line of JSON; any thread may."""
+    with _printing:
+        print(json.dumps(what), flush=True)
+
+
 class _Printer(logging.Handler):
     """Prints the time line as JSON."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        print(json.dumps({"note": record.getMessage(), "at": time.monotonic()}), flush=True)
+        say(note=record.getMessage(), at=time.monotonic())
 
 
 def member_main(given: argparse.Namespace) -> None:
     """Train, and print a line of JSON for each step."""
-    print(json.dumps({"ready": time.monotonic()}), flush=True)
+    say(ready=time.monotonic())
     if given.timeline:
         logger = logging.getLogger(timeline.LOGGER)
         logger.setLevel(logging.DEBUG)
@@ -86,18 +95,13 @@ def member_main(given: argparse.Namespace) -> None:
             state["w"] += step.mean()["w"] * BATCH
             members = run._participant.members
             epoch = members.epoch
-            print(
-                json.dumps(
-                    {
-                        "step": step.number,
-                        "at": time.monotonic(),
-                        "members": len(run.members),
-                        "epoch": 0 if epoch is None else epoch.number,
-                        "leads": epoch is not None and epoch.leader == members.node.peer_id,
-                        "w": [float(state["w"][0]), float(state["w"][-1])],
-                    }
-                ),
-                flush=True,
+            say(
+                step=step.number,
+                at=time.monotonic(),
+                members=len(run.members),
+                epoch=0 if epoch is None else epoch.number,
+                leads=epoch is not None and epoch.leader == members.node.peer_id,
+                w=[float(state["w"][0]), float(state["w"][-1])],
             )
 
 

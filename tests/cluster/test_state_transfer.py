@@ -20,6 +20,7 @@ from ringfort.errors import InvalidArgumentError, OperationTimeoutError, StateTr
 from ringfort.identity.credentials import Credentials
 from ringfort.identity.keypair import NodeIdentity
 from ringfort.identity.namespace import NetworkNamespace
+from ringfort.training.elastic import donor as donor_module
 from ringfort.training.elastic.donor import HISTORY_RESULTS, Donor
 from ringfort.training.elastic.learner import Fetched, Learner
 from ringfort.training.elastic.local_sum import Gradient, Layout, digest_share
@@ -185,6 +186,39 @@ def test_the_run_is_asked_for_an_image_and_all_donors_take_part(members: Members
     assert np.array_equal(fetched.image.data, image.data)
     assert min(sent.values()) > 0
     assert not donors["a"].wants_image
+
+
+def test_one_donor_hashes_its_image_for_all(members: Members, monkeypatch: pytest.MonkeyPatch) -> None:
+    hashes = list[Image]()
+    both = threading.Barrier(2)
+
+    def count(image: Image) -> Image:
+        hashes.append(image)
+        return hashed(image)
+
+    monkeypatch.setattr(donor_module, "hashed", count)
+    wait = [lambda number: number == 1 and both.wait(PATIENCE)] * 2  # each waits for the other one's first block
+    donors = {name: donor_that(on_block) for name, on_block in zip("ab", wait, strict=True)}
+    images = {name: image_of(12 * BLOCK) for name in donors}
+    learner = members.learner(donors)
+    for name, donor in donors.items():
+        donor.offer(images[name], MARK, EPOCH)
+    assert np.array_equal(learner.fetch(anything, timeout=PATIENCE).image.data, images["a"].data)
+    assert len(hashes) == 1
+
+
+def test_if_the_donor_that_is_to_hash_its_image_is_lost_another_one_does(members: Members) -> None:
+    first, second = donor_that(), donor_that()
+    learner = members.learner({"a": first})
+
+    def lose_the_first() -> None:
+        until(lambda: first.wants_image, "it asks")
+        learner.add("b", members.connect("b", second))
+        second.offer(image_of(2 * BLOCK), MARK, EPOCH)
+        members.cut("a")
+
+    with in_thread(lose_the_first):
+        assert learner.fetch(anything, timeout=PATIENCE).mark == MARK
 
 
 def test_what_a_second_attempt_or_a_returning_process_has_is_not_sent_again(members: Members) -> None:

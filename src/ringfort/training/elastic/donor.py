@@ -20,7 +20,7 @@ from ringfort.errors import DistributedError, ProtocolError
 from ringfort.training.elastic.local_sum import Layout
 from ringfort.training.elastic.protocol import Mark, Result
 from ringfort.training.elastic.result_history import Kept, ResultHistory
-from ringfort.training.elastic.state_tree import Image, hashed
+from ringfort.training.elastic.state_tree import BLOCK, Image, hashed
 from ringfort.training.elastic.timeline import note
 from ringfort.training.elastic.transfer_link import (
     Answer,
@@ -72,8 +72,9 @@ class _Offer:
     epoch: Epoch
     image: Image
     made: float
+    hashing: Thread | None = None
+    """Runs once a learner needs the hashes, which takes a second or two per gigabyte."""
     is_hashed: bool = False
-    """Until then learners wait: hashing takes a second or two per gigabyte."""
 
 
 @dataclass(eq=False)
@@ -136,7 +137,6 @@ class Donor:
         """Learners that have asked for an image and have none yet."""
         self._caught_up: set[TransferLink] = set()
         """Learners that have all results there are."""
-        self._hashing: Thread | None = None
         self._is_closed = False
 
     # --- learners -----------------------------------------------------------------------------------------------------
@@ -195,9 +195,10 @@ class Donor:
         with self._changed:
             self._is_closed = True
             learners = dict(self._learners)
+            hashing = None if self._offer is None else self._offer.hashing
             self._changed.notify_all()
         self.dismiss()
-        for thread in (*learners.values(), self._hashing):
+        for thread in (*learners.values(), hashing):
             if thread is not None:
                 thread.join(_JOIN)
 
@@ -220,8 +221,7 @@ class Donor:
         """Offer an image of the state at `mark` to all learners that ask from now on. The image is kept, not copied."""
         with self._changed:
             self._offer, self._mark = _Offer(mark, epoch, image, time.monotonic()), mark
-            self._hashing = Thread(self._hash, (self._offer,), name="ringfort-donor-hash")
-            self._hashing.start()
+            self._changed.notify_all()
 
     def sealed(
         self,
@@ -291,15 +291,15 @@ class Donor:
     def _answer(self, link: TransferLink, request: Request, image: Image | None) -> Image | None:
         """Answer one request. Return the image that the learner fetches."""
         match request:
-            case AskImage(wait=wait):
-                offer = self._wait_for_offer(link, wait)
+            case AskImage(wait=wait, known=known):
+                offer = self._wait_for_offer(link, wait, known)
                 if offer is None:
                     link.answer(NotYet())
                 else:
                     image = offer.image
                     link.describe(Description(offer.mark, offer.epoch, self._describe(), image.manifest))
             case AskBlock(index=index):
-                if image is None or index >= len(image.manifest.hashes):
+                if image is None or index * BLOCK >= image.data.nbytes:
                     raise ProtocolError(f"{link.peer} asked for block {index}, which does not exist", peer=link.peer)
                 block = image.block(index)
                 self._send(link, BlockFollows(index, len(block)), [block])
@@ -307,7 +307,7 @@ class Donor:
                 self._send_result(link, request)
         return image
 
-    def _wait_for_offer(self, link: TransferLink, wait: float) -> _Offer | None:
+    def _wait_for_offer(self, link: TransferLink, wait: float, known: Mark | None) -> _Offer | None:
         deadline = time.monotonic() + wait
         with self._changed:
             last = self._offer
@@ -318,7 +318,10 @@ class Donor:
             ):
                 self._offer = None  # a new one is there sooner than all results since the last
             self._waiting.add(link)
-            while (offer := self._usable_offer()) is None or not offer.is_hashed:
+            while (offer := self._usable_offer()) is None or not (offer.is_hashed or offer.mark == known):
+                if offer is not None and offer.hashing is None:
+                    offer.hashing = Thread(self._hash, (offer,), name="ringfort-donor-hash")
+                    offer.hashing.start()
                 left = deadline - time.monotonic()
                 if left <= 0 or self._is_closed:
                     return None  # it asks again

@@ -15,7 +15,9 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Final
 
+import msgspec
 import numpy as np
 
 from ringfort.bootstrap.connection import Connection
@@ -50,6 +52,9 @@ from ringfort.training.elastic.transfer_link import (
 from ringfort.transport.locks import Thread
 
 _log = logging.getLogger(__name__)
+
+_GRACE: Final = 2.0
+"""Seconds that the first donor has to describe its image, before others are asked to hash theirs too."""
 
 
 @dataclass(frozen=True)
@@ -88,6 +93,8 @@ class _Round:
     """One call of `fetch`. The learner's lock protects it."""
 
     offers: dict[str, Description] = field(default_factory=dict[str, Description])
+    asked: str | None = None
+    """The donor that was asked to hash its image."""
     target: Fetch | None = None
     is_over: bool = False
 
@@ -191,6 +198,7 @@ class Learner(DonorLinks):
 
     def _left(self, peer: str, why: str) -> None:
         if self._round is not None:
+            self._round.asked = None if self._round.asked == peer else self._round.asked
             self._round.offers.pop(peer, None)
             if self._round.target is not None:
                 self._round.target.lose(peer, why)
@@ -243,15 +251,33 @@ class Learner(DonorLinks):
 
     def _described(self, link: TransferLink, current: _Round) -> Description | None:
         while not current.is_over:
-            link.request(AskImage(MAX_WAIT))
+            known = self._known(link.peer, current)
+            link.request(AskImage(MAX_WAIT, None if known is None else known.mark))
             answer = link.next_answer()
             if isinstance(answer, Described):
                 described = link.description(answer)
+                if known is not None and described.mark == known.mark:  # the same state, so the same image
+                    described = msgspec.structs.replace(described, manifest=known.manifest)
                 check_manifest(described.manifest, self._limit)
                 return described
             if not isinstance(answer, NotYet):
                 raise _unexpected(link, answer)
         return None
+
+    def _known(self, peer: str, current: _Round) -> Description | None:
+        """Return what another donor has described, after waiting for that for a moment: one that hashes its image is
+        enough. Return None if `peer` is to do it."""
+        deadline = time.monotonic() + _GRACE
+        with self._changed:
+            while not current.offers and current.asked not in (None, peer) and not current.is_over:
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    break
+                self._changed.wait(left)
+            if current.offers:
+                return next(iter(current.offers.values()))
+            current.asked = peer
+            return None
 
     def _pull(self, link: TransferLink, fetch: Fetch, current: _Round) -> None:
         """Get blocks from one donor until the image is complete, or cannot be completed."""

@@ -59,9 +59,11 @@ class _Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag=True
 
 
 class AskImage(_Message, frozen=True, tag="image?"):
-    """Describe the image that you offer; wait for one for so many seconds."""
+    """Describe the image that you offer; wait for one for so many seconds. The hashes are not needed if it is of the
+    mark `known`: another donor has sent them."""
 
     wait: _Wait = 0.0
+    known: Mark | None = None
 
 
 class AskBlock(_Message, frozen=True, tag="block?"):

@@ -23,9 +23,7 @@ def test_everything_but_the_subject_survives(
     covered: tuple[int, frozenset[int]], digest: int, speed: int, flags: tuple[bool, bool, bool]
 ) -> None:
     codec = TokenCodec(covered[0])
-    token = Token(
-        ABOUT, digest, covered[1], speed, *flags, overhead=speed // 3, period=2 * speed, copy=digest ^ 1
-    )
+    token = Token(ABOUT, digest, covered[1], speed, *flags, overhead=speed // 3, period=2 * speed, copy=digest ^ 1)
     packed = codec.pack(token)
     assert packed.dtype == np.uint8
     assert packed.size == codec.nbytes
