@@ -199,6 +199,9 @@ class History:
         self.bad_host = self.chance.randrange(self.hosts)
         self.damage = self.chance.choice([0.0, 0.02, 0.3])
         """How likely a result is damaged that a peer of the bad host receives."""
+        self.haste = 1.0
+        """How likely a peer is to propose while another proposal is under way, and to leave an epoch without a reason,
+        against the most: in the end there is one leader."""
 
     # --- running --------------------------------------------------------------------------------------------------
 
@@ -209,7 +212,8 @@ class History:
             for _ in range(self.events):
                 self.event()
             self.cuts.clear()
-            self.delivery, self.patience, self.staleness, self.cruelty, self.damage = 0.65, 0.03, 0.0, 0.0, 0.0
+            self.delivery, self.patience, self.staleness, self.cruelty = 0.65, 0.03, 0.0, 0.0
+            self.damage, self.haste = 0.0, 0.2
             for host in range(self.hosts):
                 if not any(p.alive and p.host == host for p in self.peers.values()):
                     self.start(host)
@@ -344,7 +348,7 @@ class History:
             is_well = peer.voter.current == peer.epoch and all(self.reaches(peer, other) for other in others)
             formed = [other.voter.votes.formed for other in others]
             is_well = is_well and not any(last is not None and last.number > peer.epoch.number for last in formed)
-            if not is_well or self.random.random() < 0.1:
+            if not is_well or self.random.random() < 0.1 * self.haste:
                 self.leave(peer)
 
     def hear(self, peer: Peer, other: Peer) -> None:
@@ -374,7 +378,8 @@ class History:
         if not living:
             return
         leader = self.random.choice(living)
-        if self.proposals and self.random.random() < 1.8 * self.cruelty:
+        is_under_way = any(self.peers[peer].alive for peer in self.proposals)
+        if is_under_way and self.random.random() < max(1.8 * self.cruelty, 1.0 - self.haste):
             return  # what was proposed takes long
         seen = [p for p in living if p is leader or self.reaches(leader, p)]
         group = [p for p in seen if all(p is q or self.reaches(p, q) for q in seen)]
@@ -424,16 +429,23 @@ class History:
         """Accept a proposal, if the law and the state allow it. The program goes on until it runs into the fence, or
         hears that its epoch has ended."""
         if peer.voter.objection(proposal) is not None:
+            self.abandon(leader, proposal)
             return
         stands = self.fence(peer, proposal.epoch)
         peer.voter.leave()
         if peer.voter.state_objection(proposal, run_state(stands)) is not None:
+            self.abandon(leader, proposal)
             return
         if leader.id != peer.id and peer.id in self.proposals:
             del self.proposals[peer.id]
         peer.voter.accept(proposal)
         self.write_votes(peer)
         self.messages.append(("accept", peer.id, leader.id, proposal.epoch.number))
+
+    def abandon(self, leader: Peer, proposal: Propose) -> None:
+        """A member does not accept."""
+        if leader.id in self.proposals and self.proposals[leader.id][0] is proposal:
+            del self.proposals[leader.id]
 
     def fence(self, peer: Peer, epoch: Epoch) -> Standstill:
         """Fence the program for a proposed epoch."""

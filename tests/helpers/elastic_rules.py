@@ -14,7 +14,7 @@ from unittest.mock import patch
 
 import msgspec
 
-from ringfort.cluster.core import membership, proposer
+from ringfort.cluster.core import membership, proposer, run_members
 from ringfort.cluster.core.membership import Voter
 from ringfort.cluster.core.peer_links import Links
 from ringfort.cluster.core.peer_messages import Epoch, Member, Votes
@@ -174,6 +174,7 @@ RULES: Final[dict[str, list[tuple[Any, str, Any]]]] = {
         (elastic_program.Program, "found", _continues_the_branch),
         (membership, "heritage", _continues_lineages_that_ended),
         (proposer, "heritage", _continues_lineages_that_ended),
+        (run_members, "heritage", _continues_lineages_that_ended),
         (elastic_model, "heritage", _continues_lineages_that_ended),
     ],
     "every closed link is a death": [(Links, "lose", dies_with_its_link)],
