@@ -512,7 +512,9 @@ def test_no_random_history_breaks_a_promise(kind: Kind, seeds: range) -> None:
 
 
 def test_a_member_that_has_said_goodbye_comes_back_without_promises_and_sums_but_with_its_state() -> None:
-    replica = Replica(DATA, lambda branch: Result(branch, 0, 0, is_state=True), lambda *_: 3, mark=Mark("l@1", 7))
+    replica = Replica(
+        DATA, lambda branch: Result(branch, 0, 0, is_state=True), lambda *_: 3, lambda _: 0, mark=Mark("l@1", 7)
+    )
     replica.add(0)
     replica._hold(5, Result("l@1", 8, 32))
     replica.fence(9)
