@@ -408,7 +408,7 @@ class Replica:
         while True:
             reports: Sequence[Report] = yield Gather(self.report())
             opening = settle(reports)
-            self._differed = max(report.differed for report in reports if report.mark == self.mark)
+            self._differed = max((report.differed for report in reports if report.mark == self.mark), default=0)
             if isinstance(opening, Continue):
                 break
             yield from self._adopt(number, me, size, lineage, opening)
@@ -451,6 +451,7 @@ class Replica:
             before, _ = self.history[-1]
             if before.after(result, digest) != self.mark:
                 raise StepError(f"Step {result.step} has two results")
+            self._differed = 0  # that was about this step, not about the next one
         else:
             before = self.mark
             self._seal(number, result, digest)

@@ -396,6 +396,26 @@ def test_a_result_that_is_sent_in_recovery_is_never_void_and_a_damaged_copy_is_n
     assert [one.result.payload for one in again.adopt()] == ["sum"] * 3
 
 
+def test_damage_while_a_sealed_result_is_sent_does_not_count_for_the_next_step() -> None:
+    here = [replica(), replica()]
+    group = Members(here)
+    group.exchange()
+    group.compute()
+    group.send(["sum", "sum"])
+    group.scripts[0].send([one.value for one in group.doing])
+    rest = Members(here, 3)
+    rest.exchange()
+    result = rest.doing[0].result
+    rest.send([result, replace(result, payload="damaged")])
+    for script in rest.scripts:
+        with pytest.raises(Differs):
+            script.send([one.value for one in rest.doing])
+    again = Members(here, 4)
+    again.exchange()
+    again.adopt()
+    assert [one.report().differed for one in here] == [0, 0]
+
+
 def test_members_compare_their_states_at_every_hundredth_step_that_all_apply_together() -> None:
     group = Members([replica(replace(HERE, step=98))])
     group.exchange()
