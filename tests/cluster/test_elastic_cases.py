@@ -73,8 +73,8 @@ def test_after_a_power_cut_in_the_middle_of_a_checkpoint_the_run_continues_with_
 ) -> None:
     hurry = tmp_path / "hurry"
     folders = [tmp_path / "one", tmp_path / "two"]
-    common = {"total": 60, "hurry": str(hurry), "every": 4, "slow_disk": 0.3}
-    members = [start(**common, checkpoint=str(folder)) for folder in folders]
+    common = {"total": 60, "hurry": str(hurry), "every": 4}
+    members = [start(**common, checkpoint=str(folder), slow_disk=0.3) for folder in folders]
     members[0].until(lambda line: any(_written(folder) for folder in folders) and list(folders[0].glob("*.new")))
     for process in (*[member.control for member in members], *[member.process for member in members]):
         process.kill()  # the control processes first, so that nobody can say a word
