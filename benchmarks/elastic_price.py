@@ -1,0 +1,195 @@
+"""What elasticity costs where nothing fails: `python -m benchmarks.elastic_price`.
+
+Two members of an elastic run and two ranks of a plain loop (`ringfort.init`, `all_reduce`) take turns on one machine,
+through shared memory. Each computes for 50 ms a step, by sleeping, and updates its weights with the mean gradient. Then
+two members of unequal speed: how much of the sum of their speeds is sealed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+import ringfort
+from ringfort.config import AutoDiscoveryConfig
+from ringfort.identity.namespace import NetworkNamespace
+
+FOREVER = 1_000_000
+LIMIT = 120.0
+"""Seconds for any one thing."""
+SPEEDS = (0.010, 0.030)
+"""Seconds of a micro-batch at the members of unequal speed."""
+
+
+# --- one process ------------------------------------------------------------------------------------------------------
+
+
+class Rounds:
+    """Waits for the word of the parent before each round of steps, and tells it the seconds of each step after it."""
+
+    def __init__(self) -> None:
+        self._left, self._begin = 0, 0.0
+        self._times: list[float] = []
+        self._wait()
+
+    def step_ended(self) -> None:
+        """The program has applied a step. After it, because a member that is dealt nothing is given a step only when
+        that is sealed."""
+        now = time.perf_counter()
+        self._times.append(now - self._begin)
+        self._begin = now
+        self._left -= 1
+        if self._left == 0:
+            self._wait()
+
+    def _wait(self) -> None:
+        print(json.dumps(self._times), flush=True)
+        word = sys.stdin.readline()
+        if not word:
+            os._exit(0)  # the parent has ended; neither loop would end by itself
+        self._left, self._times, self._begin = int(word), [], time.perf_counter()
+
+
+def plain(given: argparse.Namespace) -> None:
+    """The loop without elasticity."""
+    master = f"127.0.0.1:{given.port}"
+    context, rounds = ringfort.init(rank=given.rank, world_size=2, master=master), Rounds()
+    weights, gradient = np.zeros(given.size, np.float32), np.empty(given.size, np.float32)
+    while True:
+        time.sleep(given.seconds)
+        gradient.fill(1.0)
+        if given.size:
+            context.all_reduce(gradient)
+        np.divide(gradient, 2.0, out=gradient)
+        weights += gradient
+        rounds.step_ended()
+
+
+def elastic(given: argparse.Namespace) -> None:
+    """The same loop, as a run that survives."""
+    state, gradient = {"w": np.zeros(given.size, np.float32)}, np.empty(given.size, np.float32)
+    rounds, config = Rounds(), AutoDiscoveryConfig(interfaces=["127.0.0.1"])
+    with ringfort.elastic(state, nodes="2:2", name="price", config=config) as run:
+        for step in run.steps(FOREVER, samples=4096, batch=given.batch, microbatch=1):
+            for _ in step:
+                time.sleep(given.seconds)
+                gradient.fill(1.0)
+                step.add({"w": gradient})
+            state["w"] += step.mean()["w"]
+            with run.aside():
+                rounds.step_ended()
+
+
+# --- all of them ------------------------------------------------------------------------------------------------------
+
+
+class Pair:
+    """Two processes that do the same."""
+
+    def __init__(self, kind: str, size: int, seconds: tuple[float, float], batch: int = 2) -> None:
+        self._home = tempfile.TemporaryDirectory(prefix="ringfort-price-")
+        key = NetworkNamespace.generate("price").join_code()
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            port = server.getsockname()[1]
+        environment = {**os.environ, "RINGFORT_KEY": key, "RINGFORT_HOME": self._home.name, "RINGFORT_CLUSTER": ""}
+        command = [sys.executable, "-m", "benchmarks.elastic_price", "--kind", kind, "--size", str(size)]
+        command += ["--port", str(port), "--batch", str(batch)]
+        self.processes = [
+            subprocess.Popen(
+                [*command, "--rank", str(rank), "--seconds", str(seconds[rank])],
+                env=environment,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            for rank in range(2)
+        ]
+        self._hear()
+
+    def _hear(self) -> list[list[float]]:
+        return [json.loads(process.stdout.readline()) for process in self.processes]
+
+    def run(self, steps: int) -> list[float]:
+        """Return the seconds of so many steps, those of the slower process of each."""
+        for process in self.processes:
+            process.stdin.write(f"{steps}\n")
+            process.stdin.flush()
+        return [max(both) for both in zip(*self._hear(), strict=True)]
+
+    def end(self) -> None:
+        for process in self.processes:
+            process.stdin.close()
+        for process in self.processes:
+            process.wait(LIMIT)
+        self._home.cleanup()
+
+
+@contextmanager
+def pair(*arguments: Any, **options: Any) -> Iterator[Pair]:
+    made = Pair(*arguments, **options)
+    try:
+        yield made
+    finally:
+        made.end()
+
+
+def price(mib: float, rounds: int, steps: int, seconds: float) -> str:
+    """Return the price of elasticity for so many MiB of gradients."""
+    size = int(mib * (1 << 18))
+    with pair("plain", size, (seconds,) * 2) as without, pair("elastic", size, (seconds,) * 2) as with_it:
+        for one in (without, with_it):
+            one.run(steps)  # the first step, and warm caches
+        times: dict[Pair, list[float]] = {without: [], with_it: []}
+        for turn in range(rounds):
+            for one in (without, with_it)[:: 1 if turn % 2 else -1]:
+                times[one] += one.run(steps)
+    a, b = median(times[without]), median(times[with_it])
+    return f"{mib:g} MiB: {a * 1e3:.2f} ms without, {b * 1e3:.2f} ms with it: {(b - a) * 1e6:.0f} us, {b / a - 1:.2%}"
+
+
+def unequal(steps: int) -> str:
+    """Return what members of 3:1 speed reach together."""
+    batch = 64
+    with pair("elastic", 1 << 18, SPEEDS, batch=batch) as both:
+        both.run(steps)
+        taken = sum(both.run(steps))
+    alone = sum(1 / seconds for seconds in SPEEDS)
+    return f"3:1 speeds: {steps * batch / taken / alone:.1%} of the sum of both"
+
+
+def main() -> None:
+    """Run the command line."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.elastic_price", description=__doc__)
+    for hidden in ("--kind", "--port"):
+        parser.add_argument(hidden, help=argparse.SUPPRESS)
+    for hidden in ("--rank", "--size", "--batch"):
+        parser.add_argument(hidden, type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--seconds", type=float, default=0.05, help="of computing in each step [%(default)s]")
+    parser.add_argument("--mib", type=float, nargs="*", default=[1.0, 64.0], help="MiB of gradients [1 64]")
+    parser.add_argument("--rounds", type=int, default=10, help="rounds [%(default)s]")
+    parser.add_argument("--steps", type=int, default=20, help="steps of a round [%(default)s]")
+    given = parser.parse_args()
+    if given.kind:
+        (plain if given.kind == "plain" else elastic)(given)
+        return
+    print(f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
+    print(f"empty, no computing: {price(4 / (1 << 20), given.rounds, 50 * given.steps, 0.0)}")
+    for mib in given.mib:
+        print(price(mib, given.rounds, given.steps, given.seconds), flush=True)
+    print(unequal(5 * given.steps))
+
+
+if __name__ == "__main__":
+    main()
