@@ -127,10 +127,10 @@ class Membership:
         it right after the copy: until then the law takes this program for one with its earlier state."""
         self.node.learned(epoch, run_state(stands, is_ready=is_ready))
 
-    def close(self, why: str = "") -> None:
-        """Leave the cluster, and tell the others why. Idempotent."""
+    def close(self, why: str = "", *, returns: bool = False) -> None:
+        """Leave the cluster, and tell the others why; `returns`: for a while. Idempotent."""
         try:
-            self.node.leave(why)
+            self.node.leave(why, returns=returns)
         finally:
             self.backend.close()
 
