@@ -206,6 +206,22 @@ def test_a_machine_leaves_before_it_sleeps_and_comes_back_when_it_is_awake(
     ends_well(tmp_path, stays, sleeper)
 
 
+def test_the_only_member_continues_where_it_was_when_its_machine_is_awake(
+    start: Start, bus: str, tmp_path: Path
+) -> None:
+    logind = start("tests.workers.fake_logind", bus)
+    logind.until(lambda line: "ready" in line)
+    alone = start(bus=bus)
+    alone.members(1)
+    logind.until(lambda line: "lock" in line)
+    logind.type("sleep")
+    assert logind.until(lambda line: "asleep" in line)["asleep"]
+    alone.says("This machine goes to sleep")
+    logind.type("wake")
+    alone.members(1)
+    ends_well(tmp_path, alone)
+
+
 def test_a_machine_that_sleeps_in_the_middle_of_a_long_micro_batch_leaves_all_the_same(
     start: Start, bus: str, tmp_path: Path
 ) -> None:

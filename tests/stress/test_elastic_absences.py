@@ -19,7 +19,7 @@ def be_away(world: Any, random: Random, until: float) -> None:
     if members:
         old = random.choice(members)
         old.end()
-        network.leave(old.peer.host)
+        network.kill(old.peer.host)  # for the others that is how one leaves that comes back: its votes stay
         peer = network.start(old.peer.host)
         new = world.programs[peer.id] = type(old)(peer, world)
         new.state, new.replica = old.state, old.replica

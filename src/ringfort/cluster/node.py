@@ -176,15 +176,17 @@ class ClusterNode:
         """Leave the cluster and end the control service, within a few seconds. Idempotent."""
         self.leave()
 
-    def leave(self, why: str = "") -> None:
-        """Do as `close` does, and tell the other peers why."""
+    def leave(self, why: str = "", *, returns: bool = False) -> None:
+        """Do as `close` does, and tell the other peers why. `returns`: the program of an elastic run keeps its state,
+        and comes back with it as another peer. That one is bound by the votes of this one, as after a crash: otherwise
+        nobody could tell that the run has ended, if all members are away at the same time."""
         client, host = self._client, self._host
         self._is_over = True
         if client is None or host is None or client.is_forked:
             return
         if self._farewell is not None:
             self._farewell.call_off()
-        _end(client, host, why)
+        _end(client, host, why, returns=returns)
         with self._changed:
             self._changed.notify_all()
 
@@ -456,9 +458,9 @@ def _refusing(take: Callable[[str, str, Connection], bool]) -> StreamCallback:
     return take_or_refuse
 
 
-def _end(client: ControlClient, host: ProcessHost | ThreadHost, why: str) -> None:
+def _end(client: ControlClient, host: ProcessHost | ThreadHost, why: str, *, returns: bool = False) -> None:
     """Have the service leave the cluster, and wait for its end. May be called again, for example after an interrupt."""
-    client.post(ipc.Stop(why))
+    client.post(ipc.Stop(why, returns))
     if not host.wait(_STOP):
         host.kill()
         host.wait(_KILLED)

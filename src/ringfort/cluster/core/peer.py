@@ -231,7 +231,7 @@ class PeerCore:
     @_event
     def leave(self, why: str = "", *, died: bool = False) -> None:
         """Say goodbye to all peers. The core is over then: later events have no effect. `died`: the program ended
-        without wanting to. `is_released` says what that means for the next process."""
+        without wanting to, or comes back as another peer. `is_released` says what that means for the next process."""
         state = self._state
         companions = state.voter.votes.companions - state.dead - {state.me.peer}
         self.is_released = not died and all(map(self._is_present, companions))

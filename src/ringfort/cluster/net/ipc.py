@@ -113,6 +113,8 @@ class Stop(msgspec.Struct, frozen=True, tag="stop"):
     """Leave the cluster and end. The service answers by closing the connection."""
 
     why: str
+    returns: bool = False
+    """The program comes back as another peer, which takes over the votes of this one."""
 
 
 ToService = Ask | Cancel | Pong | StreamTaken | Fenced | Stop

@@ -125,8 +125,8 @@ class ControlService:
 
     def _on_message(self, message: ipc.ToService) -> None:
         match message:
-            case ipc.Stop(why=why):
-                self._stop(why)
+            case ipc.Stop(why=why, returns=returns):
+                self._stop(why, died=returns)
             case ipc.Ask(number=number, request=request, work=work):
                 self._work = work
                 task = self._tasks[number] = asyncio.ensure_future(self._answer(number, request))

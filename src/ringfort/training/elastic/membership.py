@@ -143,10 +143,10 @@ class Membership:
         """End `epoch`, in which this program cannot go on, though all members are there: another one follows."""
         self.node.give_up(epoch, run_state(stands), why)
 
-    def close(self, why: str = "") -> None:
-        """Leave the cluster, and tell the others why. Idempotent."""
+    def close(self, why: str = "", *, returns: bool = False) -> None:
+        """Leave the cluster, and tell the others why; `returns`: for a while. Idempotent."""
         try:
-            self.node.leave(why)
+            self.node.leave(why, returns=returns)
         finally:
             if self._backend is not None:
                 self._backend.close()

@@ -195,7 +195,7 @@ class Participant:
     # --- called by the thread of `SleepWatch` -------------------------------------------------------------------------
 
     def _falls_asleep(self) -> None:
-        self.absence.fall_asleep(lambda: self.members.close(ASLEEP))
+        self.absence.fall_asleep(lambda: self.members.close(ASLEEP, returns=True))
 
     # --- called by the node's callback thread -------------------------------------------------------------------------
 
@@ -273,7 +273,7 @@ class Participant:
         why = self.absence.why
         self.was_slow |= why == SLOW
         self.donor.dismiss()
-        self.members.close(why)
+        self.members.close(why, returns=True)
         self.replica.leave()
         if why == ASLEEP:
             self.journal.say("This machine goes to sleep: it has left the run, and comes back when it is awake")
