@@ -123,9 +123,10 @@ class StateCopy:
         is_run = mine.branch == theirs.branch or (bool(mine.branch) and not has_ended)
         if is_run and _rank(mine) > _rank(theirs):
             raise StateTransferError(f"this program is at step {mine.step}, others at step {theirs.step}", {})
-        # What this program holds counts until a later epoch has settled the step.
-        if last is not None and mine.lineage in fetched.epoch.lineages and fetched.epoch.number <= last.number:
-            raise StateTransferError(f"others are in {fetched.epoch}, and this program was in {last} since then", {})
+        # What this program holds counts until a later epoch without it has settled the step.
+        is_earlier = last is not None and mine.lineage in fetched.epoch.lineages and fetched.epoch.number <= last.number
+        if is_earlier or self._run.members.node.peer_id in fetched.epoch.peers:
+            raise StateTransferError(f"the run has not gone on without this program: others are in {fetched.epoch}", {})
 
     def _is_seated(self, left: Epoch | None) -> bool:
         epoch = self._run.members.epoch
