@@ -84,8 +84,9 @@ class Copying:
         if (left is not None or is_other) and not (is_other and self._world.random.random() < NOTES):
             return
         last = me.last_epoch
-        if last is not None and mine.lineage in first.epoch.lineages and first.epoch.number <= last.number:
-            return  # the donor is behind
+        is_earlier = last is not None and mine.lineage in first.epoch.lineages and first.epoch.number <= last.number
+        if is_earlier or me.id in first.epoch.peers:
+            return  # the run has not gone on without it
         if left is not None:
             me.end()  # it takes no part in the epoch any more
         same = [p for p in donors if p.epoch == first.epoch]

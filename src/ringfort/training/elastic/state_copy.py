@@ -220,11 +220,12 @@ class StateCopy:
         self._check_later(fetched.epoch)
 
     def _check_later(self, epoch: Epoch) -> None:
-        """Raise an error if the run has not gone on without this program: what it holds counts until a later epoch has
-        settled the step."""
+        """Raise an error if the run has not gone on without this program: what it holds counts until a later epoch
+        without it has settled the step."""
         mine, last = self._run.replica.mark, self._run.last_epoch
-        if last is not None and mine.lineage in epoch.lineages and epoch.number <= last.number:
-            raise StateTransferError(f"others are in {epoch}, and this program was in {last} since then", {})
+        is_earlier = last is not None and mine.lineage in epoch.lineages and epoch.number <= last.number
+        if is_earlier or self._run.members.node.peer_id in epoch.peers:
+            raise StateTransferError(f"the run has not gone on without this program: others are in {epoch}", {})
 
     def _is_seated(self, left: Epoch | None) -> bool:
         epoch = self._run.members.epoch

@@ -79,6 +79,13 @@ def test_members_that_left_the_founding_epoch_belong_to_its_run(leader: str) -> 
     assert at.mark == b""
 
 
+def test_a_newcomer_does_not_disturb_the_epoch_that_founds_the_run() -> None:
+    """What its members last told is from before the founding."""
+    reports = {peer: report(epoch(2, "ab"), NOWHERE, current=True) for peer in "ab"}
+    reports["c"] = report(None, NOWHERE)
+    assert chosen("c", reports) == ("", None)
+
+
 def test_the_last_one_in_the_founding_epoch_makes_it_again_with_all_members() -> None:
     reports = {peer: report(epoch(2, "abcd"), NOWHERE, current=peer == "a") for peer in "abcd"}
     assert chosen("a", reports) == ("abcd", None)

@@ -99,6 +99,7 @@ class Run:
             learned=self._learned,
             wait_for_news=self._wait,
             seated=1,
+            node=SimpleNamespace(peer_id="me"),
         )
         self.donor = SimpleNamespace(sealed=lambda *_, **__: None, begin=lambda mark: None)
         self.origin = SimpleNamespace(has_copy=lambda: None)

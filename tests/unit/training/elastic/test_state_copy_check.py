@@ -20,8 +20,8 @@ HERE = Mark("l@1", 4, b"chain", 40)
 NEXT = Result("l@1", 5, 50)
 
 
-def epoch(number: int, lineage: str = "l", ended: tuple[str, ...] = ()) -> Epoch:
-    return Epoch(number, "b", (Member("b"),), (), (lineage,), ended)
+def epoch(number: int, lineage: str = "l", ended: tuple[str, ...] = (), peers: str = "b") -> Epoch:
+    return Epoch(number, "b", tuple(map(Member, peers)), (), (lineage,), ended)
 
 
 class Run:
@@ -36,7 +36,7 @@ class Run:
         )
         self.last_epoch = None if last is None else epoch(last)
         self.told: list[Any] = []
-        self.members = SimpleNamespace(epoch=None, learned=self.learned)
+        self.members = SimpleNamespace(epoch=None, learned=self.learned, node=SimpleNamespace(peer_id="a"))
         self.local = SimpleNamespace(layout=None, prepare=lambda layout: None)
         self.donor = SimpleNamespace(begin=lambda mark: None)
         self.origin = SimpleNamespace(has_copy=lambda: None)
@@ -50,16 +50,16 @@ class Run:
         self.told.append((epoch.number, stands.mark, stands.is_pending))
         self.members.epoch = epoch  # an epoch seats it, so that it stops
 
-    def fetch(self, mark: Mark, number: int, lineage: str = "l", ended: tuple[str, ...] = ()) -> None:
+    def fetch(self, mark: Mark, number: int, lineage: str = "l", ended: tuple[str, ...] = (), peers: str = "b") -> None:
         """Copy the state at `mark` from the members of an epoch."""
-        fetched = Fetched(self.state.image(), mark, epoch(number, lineage, ended), None)
+        fetched = Fetched(self.state.image(), mark, epoch(number, lineage, ended, peers), None)
 
         def fetch(check: Any, **_: Any) -> Fetched:
             check(fetched)
             return fetched
 
         learner: Any = SimpleNamespace(fetch=fetch)
-        list(self.copy._follow(learner, epoch(number, lineage, ended), None))
+        list(self.copy._follow(learner, fetched.epoch, None))
 
 
 def test_a_program_whose_run_went_on_without_it_gives_up_the_result_that_it_holds() -> None:
@@ -74,8 +74,10 @@ def test_a_program_whose_run_went_on_without_it_gives_up_the_result_that_it_hold
 def test_a_held_result_is_kept_before_members_that_have_not_gone_on_yet() -> None:
     run = Run(HERE, last=3)
     run.replica.held = Held(3, NEXT)
-    with pytest.raises(StateTransferError, match="this program was in epoch 3"):
+    with pytest.raises(StateTransferError, match="others are in epoch 3"):
         run.fetch(HERE, 3)
+    with pytest.raises(StateTransferError, match="others are in epoch 4"):
+        run.fetch(HERE, 4, peers="ab")  # which ended for this program before its group was formed
     assert run.replica.fence(0).is_pending
     assert not run.told
 
