@@ -24,21 +24,22 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
 
 def test_bugs_other_threads_and_clocks_that_jump_harm_nobody_else(start: Start, tmp_path: Path) -> None:
-    hurry = tmp_path / "hurry"
-    common = {"total": 100, "hurry": str(hurry)}
+    hurry, has_meddled = tmp_path / "hurry", tmp_path / "has meddled"
+    common = {"total": 160, "hurry": str(hurry)}
     meddler = start(**common, at=4, in_thread=True, do={"jump": {"seconds": 3600}, "meddle": {}})
-    slow = start(**common, at=4, do={"jump": {"seconds": -3600}, "wait": {"seconds": 0.8}})
-    failing = start(**common, at=12, do={"fail": {}})
+    slow = start(**common, at=4, do={"jump": {"seconds": -3600}, "wait": {"file": str(has_meddled)}})
+    meddled = meddler.until(lambda line: "meddled" in line)["meddled"]
+    assert "another thread is in the loop of this run" in meddled
+    has_meddled.touch()
+    failing = start(**common, own=9, do={"fail": {}})  # a step has eight micro-batches: not in its first
     assert failing.end()["failed"] == "ZeroDivisionError"
     hurry.touch()
     for program in (meddler, slow):
-        end = check_end(program, 100)
+        end = check_end(program, 160)
         assert "a run has one loop" in end["late"][0]
         assert "belongs into `for part in step`" in end["late"][1]
         assert "it is over" in end["late"][2]
         assert any("(its program has stopped) left" in line for line in end["events"])
-    meddled = next(line["meddled"] for line in meddler.lines if "meddled" in line)
-    assert "another thread is in the loop of this run" in meddled
 
 
 def test_whichever_process_of_a_member_is_killed_the_others_continue_at_once_despite_its_forks(

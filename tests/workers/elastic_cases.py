@@ -2,7 +2,8 @@
 `python -m tests.workers.elastic_cases '{"total": 40, "at": 5, "do": {"hold": {"seconds": 3}}}'`.
 
 Its gradients are whole numbers, so that its state can be compared bit for bit with that of a plain loop. It says in
-JSON lines what it does. Once the file `hurry` is there, it computes quickly.
+JSON lines what it does. Once the file `hurry` is there, it computes quickly. What is to happen does so in step `at` or
+later, when the program has computed `own` micro-batches.
 """
 
 from __future__ import annotations
@@ -52,9 +53,10 @@ def hold(run: ElasticRun, step: Step, seconds: int) -> None:
     say(held=seconds)
 
 
-def wait(run: ElasticRun, step: Step, seconds: float) -> None:
-    """Compute for a long time."""
-    time.sleep(seconds)
+def wait(run: ElasticRun, step: Step, file: str) -> None:
+    """Compute until the file is there."""
+    while not Path(file).exists():
+        time.sleep(0.01)
 
 
 def jump(run: ElasticRun, step: Step, seconds: float) -> None:
@@ -92,10 +94,8 @@ def meddle(run: ElasticRun, step: Step) -> None:
     """Another thread uses the step while this one waits for the others."""
 
     def other() -> None:
-        script = run._participant._script
-        while not script.gi_running:
+        while not run._participant._is_reducing:  # then it waits for the member that is slow in this step
             time.sleep(0.001)
-        time.sleep(0.1)  # now it waits for the member that is slow in this step
         try:
             for _ in step:
                 say(meddled="got a micro-batch")
@@ -141,6 +141,7 @@ def main(
     total: int,
     do: dict[str, dict[str, Any]] | None = None,
     at: int = 0,
+    own: int = 0,
     name: str = "cases",
     hurry: str = "",
     nodes: str = "2:4",
@@ -160,20 +161,22 @@ def main(
         os.fsync = lambda file: (time.sleep(slow_disk), sync(file))[1]
     state = fresh()
     config = AutoDiscoveryConfig(interfaces=["127.0.0.1"] if interfaces is None else interfaces, timeout=timeout)
-    todo = dict(do or {})
+    todo, computed = dict(do or {}), 0
     last: list[Step] = []
 
     def loop() -> None:
+        nonlocal computed
         for step in run.steps(
             total, samples=DATA.samples, batch=DATA.batch, microbatch=DATA.microbatch, seed=DATA.seed
         ):
             last[:] = [step]
             for part in step:
                 time.sleep(QUICK if not hurry or Path(hurry).exists() else SLOW)
-                while todo and step.number >= at:
+                while todo and step.number >= at and computed >= own:
                     what = next(iter(todo))
                     globals()[what](run, step, **todo.pop(what))
                 step.add(gradient(part))
+                computed += 1
             update(state, step.mean())
             say(step=step.number, members=len(run.members))
 

@@ -13,7 +13,8 @@ import socket
 import time
 from collections.abc import Generator, Iterator
 from contextlib import suppress
-from typing import Any, Final, cast
+from inspect import GEN_RUNNING, getgeneratorstate
+from typing import Any, Final
 
 from ringfort.cluster.core.events import ClusterEvent, EpochStarted, PeerLost, Waiting
 from ringfort.cluster.core.peer_messages import Epoch
@@ -117,7 +118,7 @@ class Participant:
         try:
             found = next(self._script, None)
         except Exception as exc:
-            if cast("Any", self._script).gi_running:  # so the error only says that another thread is in it
+            if getgeneratorstate(self._script) == GEN_RUNNING:  # so the error only says that another thread is in it
                 why = "another thread is in the loop of this run; use the run in one thread"
                 raise InvalidArgumentError("step", self.replica.mark.step, why) from None
             self._error = exc
