@@ -68,9 +68,9 @@ class Copying:
         me, left = self._me, self._me.peer.core.epoch
         if left is None and self._world.network.now < me.alone_since + ALONE:
             return
-        own = () if left is None else left.peers
-        others = [p for p in self._world.living() if p is not me and p.id not in own and self._world.reaches(me, p)]
-        donors = [p for p in others if me.peer.core.epoch_of(p.id) and p.epoch is not None and p.replica.mark.branch]
+        others = [p for p in self._world.living() if p is not me and self._world.reaches(me, p)]
+        seated = [p for p in others if me.peer.core.epoch_of(p.id) and p.epoch is not None and p.replica.mark.branch]
+        donors = [p for p in seated if me.id not in p.epoch.peers or me.voter.has_given_up(p.epoch)]
         if not donors:
             return
         first = self._world.random.choice(donors)
