@@ -216,8 +216,10 @@ class Voter:
         )
 
     def _left_over(self, proposal: Propose) -> tuple[Epoch, ...]:
-        """Return the doubts that remain: the leader has abandoned what it proposed to this peer before."""
-        return tuple(d for d in self.votes.doubts if d.leader != proposal.epoch.leader or self.me not in d.peers)
+        """Return the doubts that remain: the leader has abandoned what it proposed to this peer before, or committed
+        it: then this peer still has to hear that, or it would not know its own last epoch."""
+        leader, formed = proposal.epoch.leader, proposal.formed
+        return tuple(d for d in self.votes.doubts if d.leader != leader or self.me not in d.peers or d in formed)
 
     def recall(self, all_votes: Iterable[Votes]) -> None:
         """Take over the votes of earlier processes of this machine, before this one casts any."""
