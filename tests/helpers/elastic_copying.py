@@ -45,6 +45,11 @@ class Copying:
         self._world = program.world
         self._copy: _Copy | None = None
 
+    @property
+    def is_under_way(self) -> bool:
+        """Whether it copies now."""
+        return self._copy is not None
+
     def has_caught_up_with(self, donor: Program) -> bool:
         """Return whether this program has all results of a member that it copies from."""
         copy = self._copy
@@ -83,7 +88,7 @@ class Copying:
             return
         if (left is not None or is_other) and not (is_other and self._world.random.random() < NOTES):
             return
-        last = me.last_epoch
+        last = None if me.voter.is_learner else me.last_epoch
         if last is not None and mine.lineage in first.epoch.lineages and first.epoch.number <= last.number:
             return  # the donor is behind
         if left is not None:

@@ -514,7 +514,7 @@ class History:
             self.fork(peer)
         elif peer.epoch is not None or mine.step > theirs.step:
             return
-        formed = peer.voter.votes.formed
+        formed = None if peer.voter.is_learner else peer.voter.votes.formed
         if formed is not None and mine.lineage in donor.epoch.lineages and donor.epoch.number < formed.number:
             return  # the donor is behind
         peer.voter.learn(donor.epoch)

@@ -221,8 +221,8 @@ class StateCopy:
 
     def _check_later(self, epoch: Epoch) -> None:
         """Raise an error if the run has not gone on without this program: what it holds counts until a later epoch has
-        settled the step."""
-        mine, last = self._run.replica.mark, self._run.last_epoch
+        settled the step. (With a copy it holds nothing, and its last epoch may be of another run.)"""
+        mine, last = self._run.replica.mark, None if self.is_copy else self._run.last_epoch
         if last is not None and mine.lineage in epoch.lineages and epoch.number <= last.number:
             raise StateTransferError(f"others are in {epoch}, and this program was in {last} since then", {})
 
