@@ -45,6 +45,11 @@ class Copying:
         self._world = program.world
         self._copy: _Copy | None = None
 
+    @property
+    def is_under_way(self) -> bool:
+        """Whether it copies now."""
+        return self._copy is not None
+
     def has_caught_up_with(self, donor: Program) -> bool:
         """Return whether this program has all results of a member that it copies from."""
         copy = self._copy
@@ -68,9 +73,9 @@ class Copying:
         me, left = self._me, self._me.peer.core.epoch
         if left is None and self._world.network.now < me.alone_since + ALONE:
             return
-        own = () if left is None else left.peers
-        others = [p for p in self._world.living() if p is not me and p.id not in own and self._world.reaches(me, p)]
-        donors = [p for p in others if me.peer.core.epoch_of(p.id) and p.epoch is not None and p.replica.mark.branch]
+        others = [p for p in self._world.living() if p is not me and self._world.reaches(me, p)]
+        seated = [p for p in others if me.peer.core.epoch_of(p.id) and p.epoch is not None and p.replica.mark.branch]
+        donors = [p for p in seated if me.id not in p.epoch.peers or me.voter.has_given_up(p.epoch)]
         if not donors:
             return
         first = self._world.random.choice(donors)
@@ -83,9 +88,10 @@ class Copying:
             return
         if (left is not None or is_other) and not (is_other and self._world.random.random() < NOTES):
             return
-        last = me.last_epoch
+        last = None if me.voter.is_learner else me.last_epoch
         is_earlier = last is not None and mine.lineage in first.epoch.lineages and first.epoch.number <= last.number
-        if is_earlier or me.id in first.epoch.peers:
+        is_in_it = me.id in first.epoch.peers and not me.voter.has_given_up(first.epoch)
+        if is_earlier or is_in_it:
             return  # the run has not gone on without it
         if left is not None:
             me.end()  # it takes no part in the epoch any more

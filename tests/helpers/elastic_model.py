@@ -434,6 +434,7 @@ class History:
         stands = self.fence(peer, proposal.epoch)
         peer.voter.leave()
         if peer.voter.state_objection(proposal, run_state(stands)) is not None:
+            peer.voter.pass_over(proposal.epoch.number)
             self.abandon(leader, proposal)
             return
         if leader.id != peer.id and peer.id in self.proposals:
@@ -496,7 +497,7 @@ class History:
             and p.replica.mark.branch
             and p.epoch is not None
             and p.voter.current == p.epoch
-            and peer.id not in p.epoch.peers
+            and (peer.id not in p.epoch.peers or peer.voter.has_given_up(p.epoch))
         ]
         if peer is None or not donors:
             return
@@ -513,7 +514,7 @@ class History:
             self.fork(peer)
         elif peer.epoch is not None or mine.step > theirs.step:
             return
-        formed = peer.voter.votes.formed
+        formed = None if peer.voter.is_learner else peer.voter.votes.formed
         if formed is not None and mine.lineage in donor.epoch.lineages and donor.epoch.number < formed.number:
             return  # the donor is behind
         peer.voter.learn(donor.epoch)

@@ -98,8 +98,8 @@ class World:
                 self.tell(program)
 
     def tell(self, program: Program) -> None:
-        """Tell where a program is that is in no epoch."""
-        if program.epoch is None:
+        """Tell where a program is that is in no epoch. One that copies tells more by itself."""
+        if program.epoch is None and not program.copying.is_under_way:
             self.call(program.peer, "set_run_state", program.run_state())
 
     def call(self, peer: SimulatedPeer, method: str, *arguments: Any) -> None:

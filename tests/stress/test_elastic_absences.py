@@ -11,6 +11,8 @@ from tests.helpers.elastic_network import History
 
 HISTORIES = 400
 
+pytestmark = pytest.mark.timeout(3600)
+
 
 def be_away(world: Any, random: Random, until: float) -> None:
     """Have a member be away for a moment, at any point of the protocol, and the next one later."""
@@ -26,7 +28,7 @@ def be_away(world: Any, random: Random, until: float) -> None:
         new.replica._found = new.found
         new.replica.leave()
         world.call(peer, "set_run_state", new.run_state())
-        world.later(new, 0.3, 0.5, new.look)
+        world.later(new, 0.3, 0.5, new.copying.look)
     if network.now < until:
         network._at(network.now + random.expovariate(1.5), be_away, world, random, until)
 

@@ -94,7 +94,7 @@ def meddle(run: ElasticRun, step: Step) -> None:
     """Another thread uses the step while this one waits for the others."""
 
     def other() -> None:
-        while not run._participant._is_reducing:  # then it waits for the member that is slow in this step
+        while not run._participant.driver.is_reducing:  # then it waits for the member that is slow in this step
             time.sleep(0.001)
         try:
             for _ in step:

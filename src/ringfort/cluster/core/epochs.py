@@ -74,10 +74,12 @@ class Epochs:
         state.run_state = run_state = replace(run_state, is_ready=is_ready)
         state.end_epoch(state.voter.leave(), f"epoch {number} was proposed")
         if proposal is None or proposal.epoch.number != number:
+            state.voter.pass_over(number)
             return
         self._fencing = None
         why = self._objection(proposal) or state.voter.state_objection(proposal, run_state)
         if why is not None:
+            state.voter.pass_over(number)
             self._answer(proposal.epoch, why)
         else:
             self._write(state.voter.accepting(proposal), partial(self._accept, proposal))
@@ -94,10 +96,14 @@ class Epochs:
             then(why)
 
     def _accept(self, proposal: Propose, why: str) -> None:
+        state, epoch = self._state, proposal.epoch
         objection = why or self._objection(proposal)  # again: the disk may have taken long
         if not objection:
-            self._state.end_epoch(self._state.voter.accept(proposal), f"{proposal.epoch} follows")
-        self._answer(proposal.epoch, objection)
+            state.end_epoch(state.voter.accept(proposal), f"{epoch} follows")
+        elif state.run_state is not None:
+            state.end_epoch(state.voter.leave(), f"epoch {epoch.number} was proposed")
+            state.voter.pass_over(epoch.number)
+        self._answer(epoch, objection)
 
     def _objection(self, proposal: Propose) -> str | None:
         state, wanted = self._state, set(proposal.epoch.peers)

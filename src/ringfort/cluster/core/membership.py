@@ -19,7 +19,8 @@ Elastic runs. The program of each member has the state of a run (`RunState`), an
 of one epoch are in one branch and at most one step apart: an epoch that only shrinks keeps that, and every other epoch
 says where all its members must be (`Propose.at`). A member accepts it only if it is there and holds nothing that others
 may have applied, and its program is fenced first: it stays there until the epoch begins. Otherwise new members could
-become the majority of an epoch in which a step is still to be settled, and settle it in another way. A peer that copied
+become the majority of an epoch in which a step is still to be settled, and settle it in another way. The fence stays if
+the epoch is not accepted, so this peer then takes part in no earlier one either (`Voter.pass_over`). A peer that copied
 the state (a *learner*) respects the epoch that it copied from (`Voter.learn`): alone, its copy is no run.
 
 Witnesses. A witness is a member that votes and has no state: it breaks the tie of two machines. It counts in a
@@ -215,8 +216,10 @@ class Voter:
         )
 
     def _left_over(self, proposal: Propose) -> tuple[Epoch, ...]:
-        """Return the doubts that remain: the leader has abandoned what it proposed to this peer before."""
-        return tuple(d for d in self.votes.doubts if d.leader != proposal.epoch.leader or self.me not in d.peers)
+        """Return the doubts that remain: the leader has abandoned what it proposed to this peer before, or committed
+        it: then this peer still has to hear that, or it would not know its own last epoch."""
+        leader, formed = proposal.epoch.leader, proposal.formed
+        return tuple(d for d in self.votes.doubts if d.leader != leader or self.me not in d.peers or d in formed)
 
     def recall(self, all_votes: Iterable[Votes]) -> None:
         """Take over the votes of earlier processes of this machine, before this one casts any."""
@@ -240,6 +243,11 @@ class Voter:
         members enter with the same state."""
         return self.learned_at > (0 if self.votes.formed is None else self.votes.formed.number)
 
+    def has_given_up(self, epoch: Epoch) -> bool:
+        """Whether it has copied a state since it accepted `epoch`. It is never in that epoch then, and its members may
+        need it: it copies their state again, if there is no later epoch."""
+        return self.learned_at > epoch.number
+
     def accepting(self, proposal: Propose) -> Votes:
         """Return the votes of this peer after it accepts `proposal`."""
         return Votes(proposal.epoch.number, self.votes.formed, (*self._left_over(proposal), proposal.epoch))
@@ -249,6 +257,11 @@ class Voter:
         left, self.current = self.current, None
         self.votes = self.accepting(proposal)
         return left
+
+    def pass_over(self, number: int) -> None:
+        """Take part in no epoch up to `number`, which this peer does not accept: its program is fenced for it already,
+        and would do nothing in an earlier one."""
+        self.votes = Votes(max(self.votes.highest, number), self.votes.formed, self.votes.doubts)
 
     def committing(self, key: tuple[int, str]) -> Votes:
         """Return the votes of this peer after the epoch of `key` is committed."""

@@ -38,8 +38,9 @@ def state_sources(voter: Voter, reports: Mapping[str, Report]) -> tuple[StateSou
 
 
 def _goes_on_without(voter: Voter, epoch: Epoch) -> bool:
+    if voter.me in epoch.peers:
+        return voter.has_given_up(epoch)
     last = voter.votes.formed
     if last is None or voter.is_learner:
         return True
-    is_same_run = not set(last.lineages).isdisjoint(epoch.lineages)
-    return voter.me not in epoch.peers and (epoch.number > last.number or not is_same_run)
+    return epoch.number > last.number or set(last.lineages).isdisjoint(epoch.lineages)

@@ -276,6 +276,7 @@ class Participant:
         self.donor.dismiss()
         self.members.close(why, returns=True)
         self.replica.leave()
+        self.last_epoch, self.copy.is_copy = None, False  # it comes back as another peer, which holds nothing
         if why == ASLEEP:
             self.journal.say("This machine goes to sleep: it has left the run, and comes back when it is awake")
         self.absence.left()

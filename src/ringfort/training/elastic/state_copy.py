@@ -221,7 +221,9 @@ class StateCopy:
 
     def _check_later(self, epoch: Epoch) -> None:
         """Raise an error if the run has not gone on without this program: what it holds counts until a later epoch
-        without it has settled the step."""
+        without it has settled the step. (With a copy it holds nothing, and its last epoch may be of another run.)"""
+        if self.is_copy:
+            return
         mine, last = self._run.replica.mark, self._run.last_epoch
         is_earlier = last is not None and mine.lineage in epoch.lineages and epoch.number <= last.number
         if is_earlier or self._run.members.node.peer_id in epoch.peers:

@@ -17,7 +17,7 @@ from ringfort.cluster.core.membership import (
     promised_by,
     seat,
 )
-from ringfort.cluster.core.peer_messages import MAX_DOUBTS, Epoch, Member, Propose, Term, Votes
+from ringfort.cluster.core.peer_messages import MAX_DOUBTS, Epoch, Member, Propose, RunState, Term, Votes
 
 NOBODY = ""
 
@@ -233,6 +233,21 @@ def test_what_was_accepted_and_not_committed_stays_in_doubt_unless_its_leader_gi
     assert [d.number for d in voter.votes.doubts] == [4, 5]
     voter.accept(proposal(epoch(6, "bc", "c"), base, (epoch(4, "ab"),)))
     assert [d.number for d in voter.votes.doubts] == [4, 6]
+
+
+def test_what_its_leader_committed_before_the_next_proposal_stays_in_doubt_until_the_peer_hears_that(
+    voter: Voter,
+) -> None:
+    """Otherwise it would never know its own last epoch, and take the others' next one for one that grows."""
+    base = (epoch(3, "abc"),)
+    voter.accept(proposal(epoch(4, "bc", "c"), base))  # and c commits it, which b hears late
+    voter.accept(proposal(epoch(5, "ab"), base, (epoch(4, "bc", "c"),)))  # and a commits it
+    voter.accept(proposal(epoch(6, "ab"), (epoch(5, "ab"),)))
+    voter.commit((4, "c"))
+    voter.commit((5, "a"))
+    assert voter.votes == Votes(6, epoch(5, "ab"), (epoch(6, "ab"),))
+    shrinking = proposal(epoch(7, "ab"), (epoch(5, "ab"),), (epoch(6, "ab"),))
+    assert voter.state_objection(shrinking, RunState(b"mark", "x#1", 7, is_pending=True)) is None
 
 
 def test_an_earlier_epoch_that_turns_out_committed_is_known_but_not_entered(voter: Voter) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from ringfort.cluster.core.contacts import BURST
 from ringfort.cluster.core.events import (
@@ -11,6 +12,7 @@ from ringfort.cluster.core.events import (
     ClusterEvent,
     EpochEnded,
     EpochStarted,
+    Fence,
     Instruction,
     Learn,
     Misbehaved,
@@ -40,6 +42,7 @@ from ringfort.cluster.core.peer_messages import (
     Propose,
     Reject,
     Report,
+    Retire,
     RunState,
     Term,
     Votes,
@@ -614,3 +617,70 @@ def test_a_leader_that_gives_an_epoch_up_proposes_the_next_one_to_the_same_membe
     assert world.network.agreed
     assert after.number > before.number
     assert after.peers == before.peers
+
+
+# --- epochs that a program is fenced for, and that this peer does not accept ------------------------------------------
+
+
+class Fenced:
+    """`Bench` in an elastic run. n1.b has accepted epoch 4 of n0.a; it is not committed. n2.c leads since then."""
+
+    def __init__(self) -> None:
+        self.bench, self.here = Bench(), RunState(b"mark", LINE[0], 7)
+        self.last = self.bench.in_epoch()
+        self.bench.do(self.bench.core.set_run_state(self.bench.now, self.here))
+        assert self.propose(1, 4) == [Fence(4, ())]
+        assert Accept(4) in sent(self.fence(4), 1)
+        self.bench.say(1, Retire(Term(1, "n0.a")))
+        self.bench.say(2, Lead(Term(2, "n2.c")))
+
+    def propose(self, link: int, number: int, at: RunState | None = None) -> list[Instruction]:
+        """The peer on `link` proposes an epoch. Return what the program has to do."""
+        leader = {1: "n0.a", 2: "n2.c"}[link]
+        epoch = replace(self.last, number=number, leader=leader)
+        out = self.bench.say(link, Propose(Term(link, leader), epoch, (self.last,), at=at))
+        return [one for one in out if isinstance(one, Fence)]
+
+    def fence(self, number: int) -> list[Instruction]:
+        return self.bench.do(self.bench.core.fenced(self.bench.now, number, self.here))
+
+    def takes_part_only_above(self, number: int) -> None:
+        """Check that this peer is in no epoch up to `number`, accepts none, and says so."""
+        self.bench.say(1, Commit(4))
+        assert self.bench.core.epoch is None
+        self.last = replace(self.last, number=4)
+        reports = [message for message in sent(self.bench.out, 1) if isinstance(message, Report)]
+        assert reports[-1].votes.highest == number
+        assert not self.propose(2, number)
+        assert self.propose(2, number + 1)
+
+
+@pytest.mark.parametrize("number", [5, 9])
+def test_a_program_that_is_fenced_for_an_epoch_and_not_in_it_takes_part_in_no_earlier_one(number: int) -> None:
+    """The program would do nothing there but run into the fence, and the members would wait for it for ever."""
+    fenced = Fenced()
+    assert fenced.propose(2, number, at=RunState(b"elsewhere", LINE[0], 8))
+    (answer,) = [message for message in sent(fenced.fence(number), 2) if isinstance(message, Reject)]
+    assert "I am at step 7" in answer.why
+    fenced.takes_part_only_above(number)
+
+
+def test_a_lower_number_that_is_proposed_while_the_program_is_being_fenced_is_not_accepted() -> None:
+    fenced = Fenced()
+    assert fenced.propose(2, 9)
+    assert fenced.propose(2, 6)
+    fenced.fence(9)
+    assert Accept(6) not in sent(fenced.fence(6), 2)
+    fenced.takes_part_only_above(9)
+
+
+def test_a_vote_that_cannot_be_written_leaves_the_program_in_no_earlier_epoch() -> None:
+    fenced = Fenced()
+    bench, bench.writes = fenced.bench, False
+    assert fenced.propose(2, 6)
+    (write,) = [one for one in fenced.fence(6) if isinstance(one, Persist)]
+    bench.say(1, Commit(4))
+    bench.writes = True
+    out = bench.do(bench.core.persisted(bench.now, write.votes, "the disk is full"))
+    assert Reject(6, "the disk is full") in sent(out, 2)
+    fenced.takes_part_only_above(6)

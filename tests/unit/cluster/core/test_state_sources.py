@@ -55,6 +55,20 @@ def test_one_that_has_given_its_state_up_copies_again_from_the_newest() -> None:
     assert peers(learner, {"a": member(last), "b": member(epoch(5, "ab"))}) == ["b"]
 
 
+def test_one_that_copied_another_run_after_it_had_accepted_an_epoch_copies_from_its_members_again() -> None:
+    """It is never in that epoch, and the others may not go on without it."""
+    accepted, other = epoch(6, "ab"), epoch(1, "x", "x#1")
+    learner = voter("a")
+    learner.votes = Votes(6, None, (accepted,))
+    reports = {"b": member(accepted)}
+    assert not peers(learner, reports)  # the commit is on its way
+    learner.learn(other)
+    assert peers(learner, reports) == ["b"]
+    learner.commit(accepted.key)
+    assert learner.current is None
+    assert peers(learner, reports) == ["b"]
+
+
 def test_of_two_runs_that_meet_the_one_with_more_steps_is_copied() -> None:
     reports = {"a": member(epoch(9, "ab"), step=10), "x": member(epoch(3, "xy", "x#1"), step=700)}
     assert peers(voter("z"), reports) == ["x"]

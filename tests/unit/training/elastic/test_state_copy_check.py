@@ -98,6 +98,16 @@ def test_a_run_that_has_ended_is_given_up_whatever_its_step() -> None:
     assert run.replica.mark == Mark("m@1", 2)
 
 
+@pytest.mark.parametrize("number", [1, 3])
+def test_a_program_that_gave_way_to_another_run_copies_its_state_again(number: int) -> None:
+    """The number of the last epoch of its own run means nothing in the other one."""
+    run = Run(HERE, last=3)
+    run.fetch(Mark("m@1", 20), number, "m")
+    run.members.epoch = None
+    run.fetch(Mark("m@1", 90), number, "m")
+    assert run.replica.mark == Mark("m@1", 90)
+
+
 def test_a_copy_is_not_replaced_by_an_older_one_of_the_same_branch() -> None:
     run = Run(HERE)
     run.copy.is_copy = True
