@@ -59,7 +59,10 @@ def asked() -> None:
 
     import ringfort
 
-    state, were_two = {"w": np.zeros(1)}, False
+    def ranks() -> set[int]:
+        return {child.pid for child in psutil.Process(os.getppid()).children()}
+
+    state, were_two, all_ranks = {"w": np.zeros(1)}, False, set[int]()
     with ringfort.elastic(state, nodes="1:2") as run:
         for step in run.steps(1_000_000, samples=8, batch=8, microbatch=2):
             for _ in step:
@@ -68,8 +71,9 @@ def asked() -> None:
             state["w"] += step.mean()["w"]
             if RANK == 1 and len(run.members) == 2 and not were_two:
                 print("pids", os.getpid())
-            were_two |= len(run.members) == 2
-            if were_two and len(run.members) == 1 and len(psutil.Process(os.getppid()).children()) == 1:
+            if len(run.members) == 2 and not were_two:
+                were_two, all_ranks = True, ranks()
+            if were_two and len(run.members) == 1 and not ranks() >= all_ranks:
                 break
     print("alone again")
 
