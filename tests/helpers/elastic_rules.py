@@ -116,8 +116,9 @@ def _drops_what_was_sent(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _deals_by_its_own_speed(original: Callable[..., Any]) -> Callable[..., Any]:
-    def step(self: Replica, number: int, me: int, kept: Any, speeds: list[int]) -> Any:
-        return original(self, number, me, kept, [self.speed if rank == me else s for rank, s in enumerate(speeds)])
+    def step(self: Replica, number: int, me: int, kept: Any, speeds: list[int], *, pauses: bool) -> Any:
+        mine = [self.speed if rank == me else s for rank, s in enumerate(speeds)]
+        return original(self, number, me, kept, mine, pauses=pauses)
 
     return step
 
