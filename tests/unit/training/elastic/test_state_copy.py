@@ -100,7 +100,7 @@ class Run:
             wait_for_news=self._wait,
             seated=1,
         )
-        self.donor = SimpleNamespace(sealed=lambda *_, **__: None, begin=lambda mark: None)
+        self.donor = SimpleNamespace(sealed=lambda *_, **__: None, begin=lambda mark: None, wants_image=False)
         self.origin = SimpleNamespace(has_copy=lambda: None)
         self.meter = SimpleNamespace(speed=1, end_step=lambda **_: None)
         self.options = SimpleNamespace(fewest=1)
