@@ -73,30 +73,29 @@ class Copying:
         me, left = self._me, self._me.peer.core.epoch
         if left is None and self._world.network.now < me.alone_since + ALONE:
             return
-        others = [p for p in self._world.living() if p is not me and self._world.reaches(me, p)]
-        seated = [p for p in others if me.peer.core.epoch_of(p.id) and p.epoch is not None and p.replica.mark.branch]
-        donors = [p for p in seated if me.id not in p.epoch.peers or me.voter.has_given_up(p.epoch)]
+        sources = {source.peer for source in me.peer.core.state_sources()}
+        others = [p for p in self._world.living() if p.id in sources and self._world.reaches(me, p)]
+        donors = [p for p in others if p.replica.mark.branch and p.offers is not None]
         if not donors:
             return
         first = self._world.random.choice(donors)
         mine, theirs = me.replica.mark, first.replica.mark
         is_other = mine.branch not in ("", theirs.branch)
-        assert first.epoch is not None
-        has_ended = me.voter.is_learner or mine.lineage in first.epoch.ended  # a copy is no run either
+        epoch = first.offers
+        assert epoch is not None
+        has_ended = me.voter.is_learner or mine.lineage in epoch.ended  # a copy is no run either
         is_run = is_other and not has_ended
         if (is_run or mine.branch == theirs.branch) and (mine.step, mine.branch) > (theirs.step, theirs.branch):
             return
         if (left is not None or is_other) and not (is_other and self._world.random.random() < NOTES):
             return
         last = None if me.voter.is_learner else me.last_epoch
-        is_earlier = last is not None and mine.lineage in first.epoch.lineages and first.epoch.number <= last.number
-        is_in_it = me.id in first.epoch.peers and not me.voter.has_given_up(first.epoch)
-        if is_earlier or is_in_it:
-            return  # the run has not gone on without it
+        if last is not None and mine.lineage in epoch.lineages and epoch.number <= last.number:
+            return  # the donor is behind
         if left is not None:
             me.end()  # it takes no part in the epoch any more
-        same = [p for p in donors if p.epoch == first.epoch]
-        self._copy = _Copy(first.epoch, theirs, first.settled_state, same, left)
+        same = [p for p in donors if p.offers == epoch]
+        self._copy = _Copy(epoch, theirs, first.settled_state, same, left)
         self._next(self._copy)
 
     def _next(self, copy: _Copy) -> None:

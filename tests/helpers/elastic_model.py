@@ -486,27 +486,31 @@ class History:
 
     # --- learning -------------------------------------------------------------------------------------------------
 
+    def serves(self, donor: Peer, learner: Peer) -> bool:
+        """Return whether a peer is in an epoch that goes on without the learner, or waits for the learner, which has
+        given up the state of their epoch."""
+        epoch = donor.voter.votes.formed
+        if epoch is None or learner.id not in epoch.peers:
+            return epoch is not None and donor.epoch == donor.voter.current == epoch
+        return learner.voter.has_given_up(epoch) and not donor.voter.is_learner
+
     def learn(self) -> None:
         """A peer that is in no epoch copies the state of a member, unless the next epoch is for it to settle."""
         peer = self.random.choice(self.living() or [None])
         donors = [
             p
             for p in self.living()
-            if peer is not None
-            and self.reaches(p, peer)
-            and p.replica.mark.branch
-            and p.epoch is not None
-            and p.voter.current == p.epoch
-            and (peer.id not in p.epoch.peers or peer.voter.has_given_up(p.epoch))
+            if peer is not None and self.reaches(p, peer) and p.replica.mark.branch and self.serves(p, peer)
         ]
         if peer is None or not donors:
             return
         donor = self.random.choice(donors)
-        assert donor.epoch is not None
+        epoch = donor.voter.votes.formed
+        assert epoch is not None
         mine, theirs = peer.replica.mark, donor.replica.mark
         if mine.branch not in ("", theirs.branch):
             # Two runs have met: the one with more steps stays, unless it is only a copy or has ended.
-            has_ended = peer.voter.is_learner or mine.lineage in donor.epoch.ended
+            has_ended = peer.voter.is_learner or mine.lineage in epoch.ended
             is_ahead = not has_ended and (mine.step, mine.branch) > (theirs.step, theirs.branch)
             if is_ahead or not all(self.reaches(p, q) for p in self.living() for q in self.living()):
                 return
@@ -515,9 +519,9 @@ class History:
         elif peer.epoch is not None or mine.step > theirs.step:
             return
         formed = None if peer.voter.is_learner else peer.voter.votes.formed
-        if formed is not None and mine.lineage in donor.epoch.lineages and donor.epoch.number < formed.number:
+        if formed is not None and mine.lineage in epoch.lineages and epoch.number < formed.number:
             return  # the donor is behind
-        peer.voter.learn(donor.epoch)
+        peer.voter.learn(epoch)
         self.write_votes(peer)
         peer.replica.learn(theirs, donor.replica.history)
         peer.void = ""

@@ -118,6 +118,12 @@ class Program:
         return Result(branch, saved.step, saved.cursor, Total(saved.state, branch), is_state=True)
 
     @property
+    def offers(self) -> Epoch | None:
+        """The epoch whose state it offers to learners: its own, or the last one that it has the state of."""
+        has_ended = self.peer.core.epoch is None and not self.voter.is_learner
+        return self.last_epoch if self.epoch is None and has_ended else self.epoch
+
+    @property
     def settled_state(self) -> int:
         """The state at the mark: a result that was sealed may still have to be applied."""
         return applied(self.state, self.doing.result) if isinstance(self.doing, Apply) else self.state

@@ -21,14 +21,18 @@ def state_sources(voter: Voter, reports: Mapping[str, Report]) -> tuple[StateSou
     """Return the members of the newest epoch of the run that goes on without this peer; none if it does not.
 
     A member whose epoch has just ended has no source: it holds what the next epoch must settle, and one that copies the
-    state of another member gives that up (`Voter.learn`). If two runs of one name have met, the members of the one with
-    more steps are returned, as far as that is known.
+    state of another member gives that up (`Voter.learn`). One that has given it up already copies from the others even
+    if their epoch has ended too: they may not go on without this peer. If two runs of one name have met, the members of
+    the one with more steps are returned, as far as that is known.
     """
     found: list[tuple[int, Epoch, str]] = []
     for peer, report in sorted(reports.items()):
-        epoch = report.votes.formed
-        if report.current and epoch is not None and report.state is not None and _goes_on_without(voter, epoch):
-            found.append((report.state.step, epoch, peer))
+        epoch, state = report.votes.formed, report.state
+        if epoch is None or state is None:
+            continue
+        needs_me = voter.me in epoch.peers and bool(state.mark) and not state.is_learner
+        if (report.current or needs_me) and _goes_on_without(voter, epoch):
+            found.append((state.step, epoch, peer))
     if not found:
         return ()
     _, best, _ = max(found, key=lambda one: (one[0], one[1].number))

@@ -106,7 +106,7 @@ class ControlLink(asyncio.Protocol):
         transport = self._transport
         if transport is None:  # `connection_made` ends it
             return
-        asyncio.get_running_loop().call_later(CLOSE_WITHIN, transport.abort)
+        asyncio.get_running_loop().call_later(CLOSE_WITHIN, self._abort_late)
         with suppress(OSError, RuntimeError):
             transport.write_eof()
 
@@ -115,6 +115,10 @@ class ControlLink(asyncio.Protocol):
         self._is_over = True
         if self._transport is not None:
             self._transport.abort()
+
+    def _abort_late(self) -> None:
+        if not self.ended.is_set():  # else asyncio fails, if the last bytes left after the other side had closed
+            self.abort()
 
     # --- asyncio's side -------------------------------------------------------------------------------------------
 

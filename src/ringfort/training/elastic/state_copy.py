@@ -61,6 +61,7 @@ class StateCopy:
         if not sources:
             if not self._is_seated(left):
                 self._explain()
+                self._serve()
                 run.members.wait_for_news(seen, _LOOK)
             return
         limit = 4 * run.state.manifest().nbytes + _GRADIENTS
@@ -82,6 +83,12 @@ class StateCopy:
             self._learner = None
             search.close()
             learner.close()
+
+    def _serve(self) -> None:
+        """Offer the state to a member of the last epoch that has given its own up: no epoch may follow without it."""
+        run, mark, last = self._run, self._run.replica.mark, self._run.last_epoch
+        if run.donor.wants_image and mark.branch and last is not None and not self.is_copy:
+            run.donor.offer(run.state.image(), mark, last)
 
     def _explain(self) -> None:
         """Say once why this program has not found the run: it was refused for its version, for example."""

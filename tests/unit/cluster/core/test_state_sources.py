@@ -69,6 +69,20 @@ def test_one_that_copied_another_run_after_it_had_accepted_an_epoch_copies_from_
     assert peers(learner, reports) == ["b"]
 
 
+def test_one_that_has_given_up_the_last_epoch_copies_from_its_members_even_if_they_are_in_none() -> None:
+    """They wait for this peer: without it they may have no majority."""
+    last = epoch(4, "abc")
+    learner = voter("a", last)
+    waiting = {"b": member(last, current=False)}
+    assert not peers(learner, waiting)
+    learner.learn(epoch(2, "x", "x#1"))
+    assert peers(learner, waiting) == ["b"]
+    assert not peers(voter("z"), waiting)
+    founding = Report(Votes(4, last), 0, state=RunState())
+    copied = Report(Votes(6, last), 0, state=RunState(b"m", "y#1", 5, is_learner=True))
+    assert not peers(learner, {"b": founding, "c": copied})  # what they have is not the state of that epoch
+
+
 def test_of_two_runs_that_meet_the_one_with_more_steps_is_copied() -> None:
     reports = {"a": member(epoch(9, "ab"), step=10), "x": member(epoch(3, "xy", "x#1"), step=700)}
     assert peers(voter("z"), reports) == ["x"]

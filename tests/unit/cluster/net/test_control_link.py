@@ -10,6 +10,7 @@ import pytest
 
 from ringfort.bootstrap.connection import Connection, shake_hands
 from ringfort.cluster.core.peer_messages import MAX_MESSAGE_BYTES
+from ringfort.cluster.net import control_link
 from ringfort.cluster.net.control_link import ControlLink, connect
 from ringfort.cluster.net.probing import BURST_BYTES, answer_probe, probe
 from ringfort.cluster.net.waiting import run
@@ -86,6 +87,33 @@ def test_a_link_that_is_ended_while_it_is_only_being_attached_ends(how: Callable
         await one.link.attach()
         await one.link.ended.wait()
         two.sock.close()
+
+    in_loop(end)()
+
+
+def test_a_link_whose_last_bytes_leave_after_the_other_side_has_closed_ends_quietly(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(control_link, "CLOSE_WITHIN", 0.05)
+
+    async def end() -> None:
+        loop, wrong = asyncio.get_running_loop(), list[object]()
+        loop.set_exception_handler(lambda _, context: wrong.append(context))
+        one, two = await opened()
+        await one.link.attach()
+        one.link.send(bytes(MAX_MESSAGE_BYTES))  # more than the socket takes at once
+        one.link.close()
+        two.sock.shutdown(socket.SHUT_WR)
+        while not one.link._transport.is_closing():
+            await asyncio.sleep(0)
+        while await loop.sock_recv(two.sock, 1 << 20):
+            pass
+        await one.link.ended.wait()
+        over = loop.create_future()
+        loop.call_later(0.1, over.set_result, None)  # behind the timer of the link
+        await over
+        two.sock.close()
+        assert not wrong
 
     in_loop(end)()
 

@@ -101,7 +101,7 @@ class Run:
             seated=1,
             node=SimpleNamespace(peer_id="me"),
         )
-        self.donor = SimpleNamespace(sealed=lambda *_, **__: None, begin=lambda mark: None)
+        self.donor = SimpleNamespace(sealed=lambda *_, **__: None, begin=lambda mark: None, wants_image=False)
         self.origin = SimpleNamespace(has_copy=lambda: None)
         self.meter = SimpleNamespace(speed=1, end_step=lambda **_: None)
         self.options = SimpleNamespace(fewest=1)

@@ -36,9 +36,17 @@ class Run:
         )
         self.last_epoch = None if last is None else epoch(last)
         self.told: list[Any] = []
-        self.members = SimpleNamespace(epoch=None, learned=self.learned, node=SimpleNamespace(peer_id="a"))
+        self.members = SimpleNamespace(
+            epoch=None,
+            learned=self.learned,
+            news=0,
+            sources=tuple,
+            wait_for_news=lambda *_: None,
+            node=SimpleNamespace(peer_id="a"),
+        )
         self.local = SimpleNamespace(layout=None, prepare=lambda layout: None)
-        self.donor = SimpleNamespace(begin=lambda mark: None)
+        self.offered: list[Any] = []
+        self.donor = SimpleNamespace(begin=lambda mark: None, wants_image=True, offer=self.offer)
         self.origin = SimpleNamespace(has_copy=lambda: None)
         self.divergence = SimpleNamespace(origin=0)
         self.meter = SimpleNamespace(speed=1)
@@ -49,6 +57,9 @@ class Run:
     def learned(self, epoch: Epoch, stands: Any, *, is_ready: bool) -> None:
         self.told.append((epoch.number, stands.mark, stands.is_pending))
         self.members.epoch = epoch  # an epoch seats it, so that it stops
+
+    def offer(self, image: Any, mark: Mark, epoch: Epoch) -> None:
+        self.offered.append((mark, epoch.number))
 
     def fetch(self, mark: Mark, number: int, lineage: str = "l", ended: tuple[str, ...] = (), peers: str = "b") -> None:
         """Copy the state at `mark` from the members of an epoch."""
@@ -113,3 +124,19 @@ def test_a_copy_is_not_replaced_by_an_older_one_of_the_same_branch() -> None:
     run.copy.is_copy = True
     with pytest.raises(StateTransferError, match="others at step 3"):
         run.fetch(Mark("l@1", 3), 9)
+
+
+def test_a_program_in_no_epoch_offers_the_state_of_its_last_one() -> None:
+    """To a member that has given it up and is needed for the next epoch."""
+    run = Run(HERE, last=3)
+    assert not list(run.copy.follow(None))
+    assert run.offered == [(HERE, 3)]
+
+
+@pytest.mark.parametrize("why", ["it was in no epoch", "it has a copy", "it has no state", "nobody asks"])
+def test_a_program_that_has_no_state_of_its_last_epoch_offers_none(why: str) -> None:
+    run = Run(Mark() if why == "it has no state" else HERE, last=None if why == "it was in no epoch" else 3)
+    run.copy.is_copy = why == "it has a copy"
+    run.donor.wants_image = why != "nobody asks"
+    assert not list(run.copy.follow(None))
+    assert not run.offered
