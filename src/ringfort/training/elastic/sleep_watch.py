@@ -101,7 +101,7 @@ class SleepWatch:
                     signal = signals.popleft()
                     (owner,) = ask(jeepney.message_bus.GetNameOwner(_LOGIND))
                     if signal.header.fields.get(jeepney.HeaderFields.sender) != owner:
-                        continue  # anybody may send a signal to one peer
+                        continue  # anyone may send a signal to one peer
                     if signal.body[0]:
                         self._on_sleep()
                         self._unlock()
