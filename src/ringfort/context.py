@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
@@ -29,7 +29,7 @@ from ringfort.compression.calls import describe
 from ringfort.compression.collective import Compression
 from ringfort.compression.compressor import GradientCompressor
 from ringfort.compression.strategy import CompressionStrategy
-from ringfort.config import AllReduceStrategy, BroadcastStrategy, DistributedConfig, ReduceStrategy
+from ringfort.config import MIB, AllReduceStrategy, BroadcastStrategy, DistributedConfig, ReduceStrategy
 from ringfort.errors import InvalidArgumentError
 from ringfort.telemetry.metrics import MOST_RECENT, DistributedMetrics, MetricsSnapshot
 from ringfort.transport.forks import keep_from_children
@@ -41,6 +41,12 @@ if TYPE_CHECKING:
 
 _SUM = ReduceOp.SUM
 """To look it up in its class takes as long as two looks at the clock."""
+_COPIED: Final = MIB
+"""Bytes up to which it is quickest to copy an array to `out=` and to reduce it there."""
+
+
+def _are_alike(x: Any, out: Any) -> bool:
+    return x.dtype == out.dtype and x.shape == out.shape and out.flags.writeable
 
 
 class DistributedContext:
@@ -111,13 +117,15 @@ class DistributedContext:
         x: Any,
         op: Op = ReduceOp.SUM,
         *,
+        out: Any = None,
         strategy: AllReduceStrategy | None = None,
         compression: Compression | None = None,
         name: str | None = None,
         timeout: float | None = None,
         async_op: bool = False,
     ) -> Any:
-        """Reduce the `x` of all ranks, in place: afterwards, every rank's `x` is the reduction. Return `x`.
+        """Reduce the `x` of all ranks, in place: afterwards, every rank's `x` is the reduction. Return `x`. With `out`,
+        an array like `x`, that becomes the reduction and is returned, and `x` is kept.
 
         With `compression`, a strategy or its name such as `"int8"` or `"auto"`, this approximates the sum or mean with
         lossy compression. A `GradientCompressor` adds what was lost to the next `x` of the same `name` (error
@@ -127,8 +135,17 @@ class DistributedContext:
             if strategy is not None:
                 why = "cannot be combined with compression; pass one of the two"
                 raise InvalidArgumentError("strategy", strategy, why)
+            if out is not None:
+                raise InvalidArgumentError(
+                    "out", type(out).__name__, "cannot be combined with compression; copy x first"
+                )
             pieces = None if name is None else [(name, tuple(np.shape(x)))]
             return self.all_reduce_compressed(x, op, compression, pieces, timeout=timeout, async_op=async_op)
+        if out is not None:
+            if not (type(x) is type(out) is np.ndarray and x.nbytes <= _COPIED and _are_alike(x, out)):
+                return self.issue(all_reduce(self.group, x, op, out=out, strategy=strategy, timeout=timeout), async_op)
+            np.copyto(out, x)
+            x = out
         if (
             type(x) is np.ndarray
             and (strategy is None or strategy is AllReduceStrategy.AUTO)

@@ -21,9 +21,10 @@ from ringfort.identity.credentials import Credentials
 from ringfort.identity.keypair import NodeIdentity
 from ringfort.identity.namespace import NetworkNamespace
 from ringfort.training.elastic import donor as donor_module
+from ringfort.training.elastic.digests import digest_share
 from ringfort.training.elastic.donor import HISTORY_RESULTS, Donor
 from ringfort.training.elastic.learner import Fetched, Learner
-from ringfort.training.elastic.local_sum import Gradient, Layout, digest_share
+from ringfort.training.elastic.local_sum import Gradient, Layout
 from ringfort.training.elastic.protocol import Mark, Result
 from ringfort.training.elastic.result_history import SMALL
 from ringfort.training.elastic.state_tree import BLOCK, Image, StateTree, hashed

@@ -12,33 +12,49 @@ from ringfort.collectives.algorithms import Span, Step
 from ringfort.collectives.arrays import ArrayView
 from ringfort.collectives.ops import Op, ReduceOp
 from ringfort.collectives.parallel import may_split, over_connections
+from ringfort.collectives.parts import check_alike
 from ringfort.collectives.plan import Operation, Plan, Run, planned
 from ringfort.collectives.reduction import ElementType
 from ringfort.collectives.signature import Collective, encode
 from ringfort.collectives.steps import Memory, Reducers, block_of, run_ring, run_steps
 from ringfort.collectives.tensors import operation, view_for
 from ringfort.config import AllReduceStrategy, Shape
+from ringfort.transport.arena import Arena
 from ringfort.transport.messages import Envelope
 from ringfort.transport.reducer import Array, Reducer
 
 
 def all_reduce(
-    group: Group, x: Any, op: Op, *, strategy: AllReduceStrategy | None = None, timeout: float | None = None
+    group: Group,
+    x: Any,
+    op: Op,
+    *,
+    out: Any = None,
+    strategy: AllReduceStrategy | None = None,
+    timeout: float | None = None,
 ) -> Operation:
-    """Reduce every rank's `x` in place: afterwards, each `x` is the reduction of all of them."""
+    """Reduce every rank's `x` in place: afterwards, each `x` is the reduction of all of them. With `out` that is, and
+    `x` is kept. Ranks with `out` and ranks without may be in one call."""
     asked = cost_model.check_strategy(strategy, group.config.collective.all_reduce)
-    view = view_for(group, x, writable=True)
-    key = ("all_reduce", view.kind, view.size, op, strategy, view.device) if isinstance(op, ReduceOp) else None
-    plan = planned(group, key, lambda: _plan(group, view, op, asked))
-    return operation(group, "all_reduce", view, plan, view.finish, timeout, view.flat)
+    view = view_for(group, x, writable=out is None)
+    into = view if out is None else view_for(group, out, writable=True)
+    is_apart = into is not view
+    if is_apart:
+        check_alike("out", into.kind, into.size, view.kind, view.size)
+    arrays = (into.flat, view.flat) if is_apart else (view.flat,)
+    key = ("all_reduce", view.kind, view.size, op, strategy, view.device, is_apart)
+    plan = planned(
+        group, key if isinstance(op, ReduceOp) else None, lambda: _plan(group, into, op, asked, is_apart=is_apart)
+    )
+    return operation(group, "all_reduce", into, plan, into.finish, timeout, *arrays)
 
 
-def _plan(group: Group, view: ArrayView, op: Op, asked: AllReduceStrategy) -> Plan:
+def _plan(group: Group, view: ArrayView, op: Op, asked: AllReduceStrategy, *, is_apart: bool) -> Plan:
     kind, count, nbytes = view.kind, view.size, view.nbytes
     reducer = reduction.reducer(op, kind)  # raises where they do not fit
     by_engine = native.all_reduce(group, view, op) if native.may_use_engine(group, asked) else native.none_for(view)
     if by_engine is not None:
-        return by_engine
+        return _copied_first_to(by_engine) if is_apart else by_engine
     may_share = asked.shape is Shape.AUTO and group.shares_memory
     settled = cost_model.settle(group, asked, nbytes, kind.name)  # AUTO if the links have to be measured first
     told = None if may_share else settled  # the peers compare it; ranks that share memory need no strategy
@@ -47,10 +63,20 @@ def _plan(group: Group, view: ArrayView, op: Op, asked: AllReduceStrategy) -> Pl
     is_usual = isinstance(op, ReduceOp) and is_configured and kind.kind == kind.storage.kind  # not bfloat16
 
     def decide(timeout: float | None) -> Run:
-        n = group.world_size
-        closing = reduction.closing_reducer(op, kind, n)
+        closing = reduction.closing_reducer(op, kind, group.world_size)
         shared_reducer = shared_memory.SharedReducer.of(reducer, closing)
         arena = group.arena(call, timeout) if may_share else None
+        if arena is not None and is_apart and not reduction.needs_scale_before(op):
+            apart = persistent.over_arena_apart(group, arena, call, count, shared_reducer)
+            if apart is not None:
+                return apart
+        in_place = decide_in_place(timeout, arena, closing, shared_reducer)
+        return _copied_first(in_place) if is_apart else in_place
+
+    def decide_in_place(
+        timeout: float | None, arena: Arena | None, closing: Reducer, shared_reducer: shared_memory.SharedReducer
+    ) -> Run:
+        n = group.world_size
         if arena is not None:
             run = persistent.over_arena(group, arena, call, count, shared_reducer)
             return run if not reduction.needs_scale_before(op) else _scaled_first(run, op, kind)
@@ -76,7 +102,7 @@ def _plan(group: Group, view: ArrayView, op: Op, asked: AllReduceStrategy) -> Pl
         return run
 
     plan = Plan.undecided(decide)
-    if is_usual and view.device is None:
+    if is_usual and view.device is None and not is_apart:
         key = (kind.storage, count) if op is ReduceOp.SUM else (kind.storage, count, id(op))
         group.keep_fast(key, plan)
     return plan
@@ -107,6 +133,21 @@ def _reducer_of(step: Step, reducer: Reducer, closing: Reducer) -> Reducer | Non
     if not step.reduces:
         return None
     return reducer if step.finish is None else closing
+
+
+def _copied_first_to(plan: Plan) -> Plan:
+    def run(flat: Any, timeout: float | None = None) -> None:
+        plan.run(flat, timeout=timeout)  # which may be another one after its first run
+
+    return Plan(_copied_first(run))
+
+
+def _copied_first(run: Run) -> Run:
+    def copied(flat: Any, source: Any, timeout: float | None = None) -> None:
+        flat[...] = source
+        run(flat, timeout)
+
+    return copied
 
 
 def _scaled_first(run: Run, op: Op, kind: ElementType) -> Run:

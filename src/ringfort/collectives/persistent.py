@@ -70,6 +70,19 @@ def over_arena(group: Group, arena: Arena, call: bytes, size: int, reducer: Shar
     return run
 
 
+def over_arena_apart(group: Group, arena: Arena, call: bytes, size: int, reducer: SharedReducer) -> Run | None:
+    """For ranks that share memory, with a second array that is reduced into the first; None if a copy of the second is
+    no slower."""
+    if size * reducer.dtype.itemsize <= arena.slot:
+        return None
+
+    def run(flat: Array, source: Array, timeout: float | None = None) -> None:
+        with arena:
+            shared_memory.all_reduce(arena, flat, reducer, group.envelope(call, timeout), source)
+
+    return run
+
+
 def _in_slots(group: Group, arena: Arena, call: bytes, size: int, reducer: SharedReducer) -> Run:
     """Small arrays: every rank puts its own into its slot, and reduces all of them in the order of the ranks. A
     function with all that it needs in its own scope: as a method it took half as long again."""
@@ -121,7 +134,7 @@ def _in_one_block(group: Group, arena: Arena, call: bytes, size: int, reducer: S
             if not meet(operation):
                 arena.wait_signed(group.envelope_of(operation, call, timeout))
             parts = (*block.theirs[:rank], own, *block.theirs[rank:])
-            shared_memory.reduce_slice(reducer, parts, rank, block.result)
+            shared_memory.reduce_slice(reducer, parts, rank, block.result, own)
             arena.publish()
             if not arena.is_met():
                 arena.wait(group.envelope_of(operation, call, timeout))

@@ -46,6 +46,18 @@ def all_reduce_is_the_reduction_of_all_for_every_op_and_element_type(context: Di
         assert_equal(x, reduced(parts, op), f"{op.name} of {dtype}")
 
 
+@collective_check(ranks=3)
+def all_reduce_into_another_array_keeps_what_it_was_given(context: DistributedContext) -> None:
+    for op, count in product((ReduceOp.SUM, ReduceOp.MEAN, ReduceOp.MAX), (*COUNTS, 1_500_000)):
+        parts, x = parts_of(context, (count,), "float32")
+        kept, out = x.copy(), np.full(count, -1, np.float32)
+        # Ranks may differ in it: it is nobody else's business where a rank wants its result.
+        found = context.all_reduce(x, op, out=None if context.rank == 1 else out)
+        assert found is (x if context.rank == 1 else out)
+        assert_equal(found, reduced(parts, op), f"{op.name} of {count}")
+        assert context.rank == 1 or np.array_equal(x, kept)
+
+
 def _all_reduce_with_every_strategy(context: DistributedContext) -> None:
     n = context.world_size
     for strategy, count in product(ALL_REDUCE, COUNTS):

@@ -57,6 +57,9 @@ def test_every_size_is_reduced_broadcast_and_gathered_whole(world_size: int) -> 
             ]
             for _ in range(2):
                 assert np.array_equal(context.all_reduce(parts[context.rank].copy()), sum(parts)), nbytes
+                own, into = parts[context.rank].copy(), np.empty_like(parts[0])
+                assert np.array_equal(context.all_reduce(own, out=into), sum(parts)), nbytes
+                assert np.array_equal(own, parts[context.rank]), nbytes
             root = nbytes % world_size
             assert np.array_equal(context.broadcast(parts[context.rank].copy(), root=root), parts[root]), nbytes
             assert np.array_equal(context.all_gather(parts[context.rank]), parts), nbytes
@@ -291,6 +294,10 @@ def test_a_slice_is_reduced_in_the_order_of_the_ranks_and_put_down_twice(
             wanted = 2 * wanted + part
         kept = [part.copy() for part in parts]
         result = np.empty(size, np.int64)
-        shared_memory.reduce_slice(shared_reducer, parts, rank, result)
+        apart = np.empty(size, np.int64)
+        shared_memory.reduce_slice(shared_reducer, parts, rank, result, apart)
+        assert result.tolist() == wanted.tolist() == apart.tolist()
+        assert all((part == kept[r]).all() for r, part in enumerate(parts))
+        shared_memory.reduce_slice(shared_reducer, parts, rank, result, parts[rank])
         assert result.tolist() == wanted.tolist() == parts[rank].tolist()
         assert all((part == kept[r]).all() for r, part in enumerate(parts) if r != rank), "nobody else's is touched"

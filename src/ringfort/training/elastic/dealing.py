@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from fractions import Fraction
 from itertools import accumulate
 from typing import Final
 
@@ -75,6 +74,12 @@ class Span:
         """The number of samples."""
         return self.end - self.begin
 
+    @property
+    def unit(self) -> int:
+        """The number of samples whose weight is 1: the largest power of two that is not more than `samples`. So scaling
+        rounds nothing, and where `samples` is a power of two the sum of all gradients is their mean already."""
+        return 1 << (self.samples.bit_length() - 1)
+
 
 def deal(missing: Sequence[int], speeds: Sequence[int]) -> list[tuple[int, ...]]:
     """Return which of the `missing` micro-batches each member computes, so that the last one is done as early as
@@ -90,7 +95,10 @@ def deal(missing: Sequence[int], speeds: Sequence[int]) -> list[tuple[int, ...]]
     # are handed out at once, and less than one micro-batch per member is left.
     counts = [len(missing) * pace // sum(paces) for pace in paces]
     for _ in range(len(missing) - sum(counts)):
-        first = min(range(len(paces)), key=lambda member: Fraction(counts[member] + 1, paces[member]))
+        first = 0
+        for member in range(1, len(paces)):
+            if (counts[member] + 1) * paces[first] < (counts[first] + 1) * paces[member]:
+                first = member
         counts[first] += 1
     ends = list(accumulate(counts))
     return [tuple(missing[end - count : end]) for count, end in zip(counts, ends, strict=True)]

@@ -102,14 +102,11 @@ class EpochDriver:
             self.exchange.loss = 0.0
         run.meter.end_step()
         replica.speed, replica.overhead, replica.period = run.meter.speed, run.meter.overhead, run.meter.period
-        in_use = run.donor.in_use + [result.payload for _, result in tuple(replica.history)]
-        if replica.held is not None:
-            in_use.append(replica.held.result.payload)
         self.is_reducing = True
         try:
             self.exchange.agree(run.members.context)
             self._say_memory()
-            return self.exchange.reduce(run.members.context, in_use)
+            return self.exchange.reduce(run.members.context)
         finally:
             self.is_reducing = False
 

@@ -77,8 +77,10 @@ class Journal:
     def sealed(self, step: int, samples: int, speeds: Sequence[int], now: float) -> None:
         """A step was sealed by members of these speeds, in samples per second; 0 for an unknown one."""
         last, self._sealed_at = self._sealed_at, now
-        came = [name for peer, name in self._present.items() if peer not in self._members]
-        gone = self._gone()
+        came, gone = list[str](), tuple[str, ...]()
+        if self._present is not self._members:  # else this is another step of the same epoch
+            came = [name for peer, name in self._present.items() if peer not in self._members]
+            gone = self._gone()
         if self._members and (came or gone):
             cost = "" if last is None else f"; {now - last:.1f} s without a sealed step"
             what = [*(f"{name} joined" for name in came), *(f"{line} left" for line in gone)]

@@ -29,8 +29,9 @@ from ringfort.errors import (
     ProtocolError,
     StateTransferError,
 )
+from ringfort.training.elastic.digests import digest_share
 from ringfort.training.elastic.donor_links import DonorLinks, Source
-from ringfort.training.elastic.local_sum import Layout, digest_share
+from ringfort.training.elastic.local_sum import Layout
 from ringfort.training.elastic.protocol import Digest, Mark, Result
 from ringfort.training.elastic.sample_order import Array
 from ringfort.training.elastic.state_tree import BLOCK, Image, block_hash

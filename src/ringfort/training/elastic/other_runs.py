@@ -57,12 +57,17 @@ class OtherRuns:
         self._notes: dict[str, RunNote] = {}
         self._begun_at = now
         self._told_at = -inf
+        self._is_alone: str | None = None
+        """The branch at which no note of another run or branch was found, until the next note: this is asked in every
+        step."""
         self._warned: set[str] = set()
 
     def announce(self, now: float) -> None:
         """Tell all peers which run this is, unless they were told a moment ago."""
+        if now < self._told_at + _AGAIN:
+            return
         is_young = now < self._begun_at + _YOUNG or self._others()
-        if now >= self._told_at + (_AGAIN if is_young else _SELDOM):
+        if is_young or now >= self._told_at + _SELDOM:
             self._told_at = now
             self._send(None, is_answer=False)
 
@@ -81,6 +86,7 @@ class OtherRuns:
                 with self._lock:
                     if peer in self._notes or len(self._notes) < _MOST:
                         self._notes[peer] = note
+                        self._is_alone = None
                 if not note.is_answer:
                     self._send(peer, is_answer=True)
                 why = differences(self._mine, note)
@@ -93,21 +99,23 @@ class OtherRuns:
     def different(self) -> str:
         """Return in words what differs from a run of this name with other data or another state, if that one stays;
         empty if there is none."""
-        mine = self._rank()
         for peer, note in self._others().items():
-            if note.run != self._mine.run and note.rank > mine:
+            if note.run != self._mine.run and note.rank > self._rank():
                 return f"{note.machine or peer} has a run of this name that differs: {differences(self._mine, note)}"
         return ""
 
     def better(self) -> tuple[str, ...]:
         """Return the peers of this run that follow a branch with more sealed steps, which was founded apart. Not those
         that have only copied its state or whose run has ended: nobody continues that, so nobody can give way to it."""
+        others = self._others()
+        if not others:
+            return ()
         (mark, _, ended), rank = self._where(), self._rank()
         branch = mark.branch
         return tuple(
             [
                 peer
-                for peer, note in self._others().items()
+                for peer, note in others.items()
                 if branch and note.run == self._mine.run and note.branch not in ("", branch)
                 if note.rank > rank and not note.is_copy and lineage_of(note.branch) not in ended
             ]
@@ -120,7 +128,11 @@ class OtherRuns:
     def _others(self) -> dict[str, RunNote]:
         branch = self._where().mark.branch
         with self._lock:
-            return {p: n for p, n in self._notes.items() if n.run != self._mine.run or n.branch != branch}
+            if self._is_alone == branch:
+                return {}
+            found = {p: n for p, n in self._notes.items() if n.run != self._mine.run or n.branch != branch}
+            self._is_alone = None if found else branch
+            return found
 
     def _send(self, peer: str | None, *, is_answer: bool) -> None:
         mark, is_copy, _ = self._where()

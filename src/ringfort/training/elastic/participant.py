@@ -25,7 +25,7 @@ from ringfort.training.elastic.dealing import Data
 from ringfort.training.elastic.divergence import Divergence
 from ringfort.training.elastic.donor import KEPT, Donor
 from ringfort.training.elastic.epoch_driver import EpochDriver
-from ringfort.training.elastic.exchange import SUMS, digest_of, is_share_finite, sample_of
+from ringfort.training.elastic.exchange import SUMS, inspect, sample_of
 from ringfort.training.elastic.finish import Finish
 from ringfort.training.elastic.journal import Journal
 from ringfort.training.elastic.local_sum import LocalSum
@@ -138,11 +138,11 @@ class Participant:
 
     def add(self, turn: Turn, gradients: Any, count: float | None, loss: float) -> None:
         """Add the gradients of a micro-batch to the local sum."""
-        weight = float(self.meter.samples) if count is None else count
         if not self.replica.covered:
             self.local.begin()
             self.driver.exchange.loss = 0.0
-        self.local.add(gradients, weight)
+        unit = self.data.span(turn.mark.cursor).unit
+        weight = self.local.add(gradients, self.meter.samples if count is None else count, unit)
         self.driver.exchange.loss += weight * loss
         self.replica.add(turn.compute.part, turn.mark)
         self.meter.end()
@@ -342,5 +342,5 @@ class Participant:
     # --- called by the replica ----------------------------------------------------------------------------------------
 
     def _digest(self, result: Result, me: int, size: int) -> int:
-        self.replica.is_finite = is_share_finite(result, me, size)
-        return digest_of(result, me, size)
+        digest, self.replica.is_finite = inspect(result, me, size)
+        return digest

@@ -41,7 +41,7 @@ from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from threading import Lock
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from ringfort.errors import DistributedError
 from ringfort.training.elastic.dealing import Data, deal
@@ -157,8 +157,7 @@ class Report:
     """How often in a row copies of the result of that step differed."""
 
 
-@dataclass(frozen=True)
-class Token:
+class Token(NamedTuple):
     """One member's word that it holds a result. All members' `about` must be equal."""
 
     about: tuple[Any, ...]
@@ -219,6 +218,8 @@ class Apply:
     tokens: tuple[Token, ...]
     before: Mark = Mark()
     """The mark that it was sealed at."""
+    after: Mark = Mark()
+    """The mark of a member that has applied it."""
     is_compared: bool = False
     """All members of the epoch apply it now, and compare their states after that."""
 
@@ -226,11 +227,6 @@ class Apply:
     def digest(self) -> int:
         """The digest of the whole result."""
         return sum(token.digest for token in self.tokens) % DIGESTS
-
-    @property
-    def after(self) -> Mark:
-        """The mark of a member that has applied it."""
-        return self.before.after(self.result, self.digest)
 
     @property
     def is_finite(self) -> bool:
@@ -316,6 +312,8 @@ def settle(reports: Sequence[Report]) -> Opening:
 def minority(copies: Sequence[int]) -> tuple[int, ...] | None:
     """Return the ranks whose copy, given by its digest, is not that of more than half of the members; None if no copy
     is."""
+    if copies.count(copies[0]) == len(copies):
+        return ()
     digest, count = Counter(copies).most_common(1)[0]
     return tuple(rank for rank, copy in enumerate(copies) if copy != digest) if 2 * count > len(copies) else None
 
@@ -455,7 +453,7 @@ class Replica:
         else:
             before = self.mark
             self._seal(number, result, digest)
-            yield Apply(result, tuple(tokens), before)
+            yield Apply(result, tuple(tokens), before, self.mark)
 
     def _step(
         self, number: int, me: int, kept: Sequence[frozenset[int]], speeds: Sequence[int], *, pauses: bool
@@ -496,7 +494,7 @@ class Replica:
         if sorted(covered) != list(range(parts)):  # rule 5
             raise StepError(f"Step {result.step} does not cover each micro-batch exactly once")
         self._seal(number, result, digest)
-        yield Apply(result, tuple(tokens), mark, is_compared=result.step % COMPARE_EVERY == 0)
+        yield Apply(result, tuple(tokens), mark, self.mark, is_compared=result.step % COMPARE_EVERY == 0)
         return tokens
 
     def _hold(self, epoch: int, result: Result) -> None:

@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Final
-
-import numpy as np
 
 from ringfort.training.elastic.protocol import Mark, Result
 from ringfort.training.elastic.sample_order import Array
 
-SMALL: Final = 1 << 20
-"""Bytes up to which a result is copied: that takes less time than to keep track of the memory of thousands."""
-
 
 @dataclass(frozen=True)
 class Kept:
-    """A sealed result. The arrays of a large one are the run's, which reduces into other memory as long as this is in
-    use."""
+    """A sealed result. Its arrays are the run's, which reduces into other memory as long as this has them."""
 
     before: Mark
     result: Result
@@ -54,18 +47,10 @@ class ResultHistory:
     def __len__(self) -> int:
         return len(self._kept)
 
-    @property
-    def payloads(self) -> list[Any]:
-        """What the run must not write into: the payloads of the large results."""
-        return [kept.result.payload for kept in self._kept if kept.nbytes > SMALL]
-
     def add(self, kept: Kept) -> None:
         """Add the latest result."""
         if self._kept and self._kept[-1].after != kept.before:
             self.clear()
-        if kept.nbytes <= SMALL:
-            copies = {name: np.array(array) for name, array in kept.result.payload.items()}
-            kept = replace(kept, result=replace(kept.result, payload=copies))
         self._kept.append(kept)
         self.nbytes += kept.nbytes
 

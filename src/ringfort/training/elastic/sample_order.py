@@ -7,6 +7,7 @@ encrypted again until it is inside (cycle walking), which takes four tries at mo
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any, Final
 
 import numpy as np
@@ -18,12 +19,25 @@ Array = np.ndarray[Any, np.dtype[Any]]
 _ROUNDS: Final = 6
 """Four rounds make a strong pseudo-random permutation (Luby and Rackoff, 1988); two more for tiny halves."""
 _MASK: Final = (1 << 64) - 1
+_WINDOW: Final = 1024
+"""Samples whose places are computed at once: 80 us, where those of a single one take 50."""
 
 
 def sample_order(seed: int, number: int, samples: int, begin: int, end: int) -> Array:
     """Return the samples at places `begin` to `end` of pass `number`, as indices into the data set."""
     if not 0 <= begin <= end <= samples:  # a place outside might walk in a circle that never comes inside
         raise InvalidArgumentError("places", (begin, end), f"must be between 0 and the {samples} samples of a pass")
+    windows = range(begin // _WINDOW, -(-end // _WINDOW))
+    found = [_window(seed, number, samples, window) for window in windows]
+    first = begin - begin % _WINDOW
+    joined = found[0] if len(found) == 1 else np.concatenate([*found, np.empty(0, np.int64)])
+    return joined[begin - first : end - first].copy()
+
+
+@lru_cache(4)
+def _window(seed: int, number: int, samples: int, window: int) -> Array:
+    """Return `_WINDOW` samples. The micro-batches of a few steps are in one."""
+    begin, end = window * _WINDOW, min((window + 1) * _WINDOW, samples)
     bits = max(1, ((samples - 1).bit_length() + 1) // 2)
     keys = _round_keys(seed, number)
     places = np.arange(begin, end, dtype=np.uint64)

@@ -21,7 +21,7 @@ from typing import Any, Final, cast
 import msgspec
 import numpy as np
 
-from ringfort.training.elastic.local_sum import digest_share
+from ringfort.training.elastic.digests import digest_share
 from ringfort.training.elastic.protocol import minority
 from ringfort.training.elastic.sample_order import Array
 from ringfort.training.elastic.state_tree import StateTree

@@ -8,10 +8,9 @@ import ml_dtypes
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given, settings, strategies as st
 
 from ringfort.errors import GradientLayoutError, InvalidArgumentError, UnsupportedArrayError
-from ringfort.training.elastic.local_sum import Layout, LocalSum, digest_sample, digest_share, is_finite
+from ringfort.training.elastic.local_sum import Layout, LocalSum, is_finite
 
 RANDOM = np.random.default_rng(3)
 
@@ -76,12 +75,57 @@ def test_the_tree_comes_back_as_it_was(given: Any) -> None:
     assert type(mean) is type(given)
 
 
-def test_what_is_returned_is_not_the_memory_of_the_sums() -> None:
-    local = summed((tree(), 1))
-    mean = local.mean(local.buffers, 1)
-    before = mean["w"].copy()
-    local.clear()
-    assert np.array_equal(mean["w"], before)
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_mean_cannot_be_written(count: int) -> None:
+    local = summed((tree(), count))
+    before = local.buffers["float32"].copy()
+    mean = local.mean(local.buffers, local.count)
+    with pytest.raises(ValueError, match="read-only"):
+        mean["w"] *= 2
+    assert np.array_equal(local.buffers["float32"], before)
+
+
+def test_a_mean_stays_as_it_is_as_long_as_the_program_has_it() -> None:
+    local, means = LocalSum(), list[Any]()
+    for number in range(5):
+        local.begin()
+        local.add({"w": np.full(100_000, number, np.float32)}, 3)
+        means.append(local.mean(local.buffers, local.count)["w"])
+    assert [float(mean[0]) for mean in means] == [float(mean[-1]) for mean in means] == [0, 1, 2, 3, 4]
+
+
+def test_gradients_are_weighted_in_the_unit_of_the_step() -> None:
+    local = LocalSum()
+    assert local.add({"w": np.full(3, 8, np.float32)}, 2, unit=4) == 0.5
+    assert local.add({"w": np.full(3, 4, np.float32)}, 2, unit=4) == 0.5
+    assert local.count == 1
+    assert np.array_equal(local.mean(local.buffers, local.count)["w"], np.full(3, 6))
+
+
+@pytest.mark.parametrize("count", [1, 2.5])
+def test_large_gradients_are_added_up_whole(count: float) -> None:
+    values = np.arange(200_001, dtype=np.float32) % 1000
+    local = summed(({"w": values}, count), ({"w": 2 * values}, count))
+    assert np.array_equal(local.buffers["float32"], 3 * count * values)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"w": np.ones((3, 2), np.float32).T},
+        {"w": np.ones((2, 6), np.float32)[:, ::2]},
+        {"w": ((1.0, 1.0, 1.0), (1.0, 1.0, 1.0))},
+    ],
+    ids=["transposed", "strided", "tuples"],
+)
+def test_only_arrays_of_the_same_layout_are_added(other: Any) -> None:
+    local = summed(({"w": np.ones((2, 3), np.float32)}, 1))
+    if isinstance(other["w"], tuple):
+        with pytest.raises(UnsupportedArrayError):
+            local.add(other, 1)
+    else:
+        local.add(other, 1)
+        assert np.array_equal(local.buffers["float32"], np.full(6, 2))
 
 
 def test_float16_is_added_up_in_float32() -> None:
@@ -233,71 +277,6 @@ def test_a_layout_tells_how_much_memory_it_needs() -> None:
     local = summed(({"w": W, "h": np.ones(5, np.float16), "d": np.ones(2)}, 1))
     assert local.layout is not None
     assert local.layout.sizes == {"float32": 11, "float64": 2}
-
-
-# --- digests ----------------------------------------------------------------------------------------------------------
-
-
-def buffers(float32: int, float64: int = 0) -> dict[str, Any]:
-    random = np.random.default_rng(float32)
-    return {"float32": random.random(float32, np.float32), "float64": random.random(float64)}
-
-
-@pytest.mark.parametrize("sizes", [(0, 0), (1, 0), (5, 3), (65536, 0), (65537, 1), (400_001, 100_000)])
-def test_the_digests_of_shares_add_up_however_many_there_are(sizes: tuple[int, int]) -> None:
-    sums = buffers(*sizes)
-    whole = digest_share(sums, 0, 1)
-    for size in (2, 3, 5, 7, 64):
-        assert sum(digest_share(sums, me, size) for me in range(size)) % 2**64 == whole
-
-
-def test_a_digest_never_changes() -> None:
-    sums = {"float32": np.arange(100_000, dtype=np.float32), "float64": np.arange(1000) / 1024}
-    assert digest_share(sums, 0, 1) == 11095251137791230826
-
-
-@settings(max_examples=200)
-@given(st.integers(0, 70_001 * 4 - 1), st.integers(0, 7))
-def test_any_flipped_bit_changes_the_digest(byte: int, bit: int) -> None:
-    sums = buffers(70_001)
-    before = digest_share(sums, 0, 1)
-    sums["float32"].view(np.uint8)[byte] ^= 1 << bit
-    assert digest_share(sums, 0, 1) != before
-
-
-def test_flips_that_cancel_in_a_plain_sum_are_found() -> None:
-    sums = buffers(1000)
-    before = digest_share(sums, 0, 1)
-    words = sums["float32"]
-    for first, second in ((1, 3), (0, 999), (2, 3), (500, 502)):
-        words[first], words[second] = words[second], words[first]
-        assert digest_share(sums, 0, 1) != before
-        words[first], words[second] = words[second], words[first]
-        words[first] *= -1
-        words[second] *= -1
-        assert digest_share(sums, 0, 1) != before
-        words[first] *= -1
-        words[second] *= -1
-    assert digest_share(sums, 0, 1) == before
-
-
-@pytest.mark.parametrize("mib", [0.1, 0.25, 1, 5.1])
-def test_each_byte_is_in_a_sample_within_16_turns_and_small_sums_in_each(mib: float) -> None:
-    sums = {"float32": np.zeros(int(mib * 2**18), np.float32), "sums": np.zeros(2)}
-    turns = range(7, 7 + 16) if mib > 0.25 else range(1)
-    before = [digest_sample(sums, turn) for turn in turns]
-    for kind, place in (("float32", 0), ("float32", -1), ("float32", sums["float32"].size // 2), ("sums", 1)):
-        sums[kind][place] = 1
-        assert before != [digest_sample(sums, turn) for turn in turns]
-        sums[kind][place] = 0
-    assert before == [digest_sample(sums, turn) for turn in turns]
-
-
-def test_swapped_blocks_change_the_digest() -> None:
-    sums = buffers(65536 * 2)
-    before = digest_share(sums, 0, 1)
-    sums["float32"] = np.roll(sums["float32"], 65536)
-    assert digest_share(sums, 0, 1) != before
 
 
 def test_the_first_micro_batch_after_begin_overwrites_the_sums() -> None:

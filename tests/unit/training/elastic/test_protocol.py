@@ -169,7 +169,8 @@ def test_one_step_in_order() -> None:
     assert one.mark == HERE
     tokens = (doing.value,)
     doing = script.send(tokens)
-    assert doing == Apply(Result(HERE.branch, 5, 16), tokens, HERE)
+    assert doing == Apply(Result(HERE.branch, 5, 16), tokens, HERE, one.mark)
+    assert one.mark == HERE.after(doing.result, 3)
     assert one.held is None
     assert one.mark == HERE.after(doing.result, 3)
     assert script.send(None) == Compute(6, 0)
@@ -221,7 +222,7 @@ def test_members_that_hold_different_results_seal_nothing() -> None:
     group.exchange()
     group.compute()
     tokens = [one.value for one in group.send(["sum", "sum"])]
-    tokens[1] = replace(tokens[1], about=(*tokens[1].about[:-1], b"another chain"))
+    tokens[1] = tokens[1]._replace(about=(*tokens[1].about[:-1], b"another chain"))
     with pytest.raises(StepError, match="different results"):
         group.scripts[0].send(tokens)
     assert group.replicas[0].mark == HERE

@@ -5,11 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from ringfort.training.elastic.protocol import Mark, Result
-from ringfort.training.elastic.result_history import SMALL, Kept, ResultHistory
+from ringfort.training.elastic.result_history import Kept, ResultHistory
 
 MARK = Mark("a#1@3", 7, b"chain", 700)
-LARGE = SMALL // 4 + 1
-"""Elements of four bytes."""
 
 
 def results(count: int, mark: Mark = MARK, size: int = 10) -> list[Kept]:
@@ -62,16 +60,3 @@ def test_a_result_that_does_not_follow_the_last_begins_anew() -> None:
     assert len(found) == 2
     assert found.following(kept[0].before) is None
     assert found.following(kept[3].before) is not None
-
-
-def test_small_results_are_copied_and_large_ones_must_not_be_overwritten() -> None:
-    small, large = results(1)[0], results(1, size=LARGE)[0]
-    found = history([small])
-    small.result.payload["float32"][:] = -1
-    following = found.following(MARK)
-    assert following is not None
-    assert following[0].arrays["float32"][0] == 7
-    assert found.payloads == []
-    payloads = history([large]).payloads
-    assert len(payloads) == 1
-    assert payloads[0] is large.result.payload

@@ -1,0 +1,111 @@
+"""Digests of arrays, by which members compare results and states. Pure.
+
+Arrays are digested block by block, and the digests of all blocks add up to that of the whole: so members can share the
+work however many there are, and compare a sample of the blocks in every step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
+from hashlib import blake2b
+from math import isfinite
+from typing import Final
+
+import numpy as np
+
+from ringfort.training.elastic.sample_order import Array, mix_array, random_key
+
+_BLOCK: Final = 1 << 18
+"""Bytes of a block: it stays in the L2 cache while it is looked at twice."""
+_TURNS: Final = 16
+"""Turns within which each block is in a sample. A sample of 64 MiB takes 0.3 ms of one core."""
+_FEWEST: Final = 2
+"""Blocks of a sample at least, so that small gradients are in it whole: theirs and that of the sums."""
+_COLUMNS: Final = 512
+"""Words of a row: a block is added up row by row, in the L1 cache."""
+_SMALL: Final = 1 << 12
+"""Bytes up to which blake2b takes less time than the calls of NumPy."""
+_WEIGHTS: Final = mix_array(np.arange(_COLUMNS, dtype=np.uint64)) | np.uint64(1)
+_HALF: Final = np.uint64(32)
+
+Arrays = Mapping[str, Array]
+
+
+def digest_share(arrays: Arrays, me: int, size: int) -> int:
+    """Return the digest of the blocks that are the share of rank `me` of `size`. The digests of all shares add up to
+    that of the whole, modulo 2**64, however many members share it. It finds damage; it is no proof against forgery."""
+    return _digest(arrays, _share(arrays, me, size))
+
+
+def inspect_share(arrays: Arrays, me: int, size: int) -> tuple[int, bool]:
+    """Return `digest_share` of arrays of floats, and whether the share has no infinity and no NaN."""
+    total, is_finite = 0, True
+    blocks = _table(arrays)
+    with np.errstate(over="ignore", invalid="ignore"):
+        for number in _share(arrays, me, size):
+            kind, begin, end = blocks[number]
+            block = arrays[kind][begin:end]
+            total += random_key(number, _block_digest(block))
+            is_finite = is_finite and _is_finite(block)
+    return total % 2**64, is_finite
+
+
+def digest_sample(arrays: Arrays, turn: int) -> int:
+    """Return the digest of some blocks: others at each turn, and each block within 16 consecutive turns."""
+    count = len(_table(arrays))
+    size = min(count, max(_FEWEST, -(-count // _TURNS)))
+    return _digest(arrays, ((turn * size + place) % count for place in range(size)))
+
+
+def _digest(arrays: Arrays, numbers: Iterable[int]) -> int:
+    blocks, total = _table(arrays), 0
+    for number in numbers:
+        kind, begin, end = blocks[number]
+        total += random_key(number, _block_digest(arrays[kind][begin:end]))
+    return total % 2**64
+
+
+def _table(arrays: Arrays) -> Sequence[tuple[str, int, int]]:
+    """Return the array, begin and end of each block, in the order of the arrays' names."""
+    return _blocks_of(tuple([(kind, array.size, array.itemsize) for kind, array in arrays.items()]))
+
+
+@lru_cache(64)
+def _blocks_of(sizes: tuple[tuple[str, int, int], ...]) -> Sequence[tuple[str, int, int]]:
+    return [
+        (kind, begin, min(begin + _BLOCK // itemsize, size))
+        for kind, size, itemsize in sorted(sizes)
+        for begin in range(0, size, _BLOCK // itemsize)
+    ]
+
+
+def _share(arrays: Arrays, me: int, size: int) -> range:
+    """Return the numbers of the blocks of this member."""
+    count = len(_table(arrays))
+    return range(count * me // size, count * (me + 1) // size)
+
+
+def _block_digest(block: Array) -> int:
+    """Return a number that a change of one word of eight bytes always changes, and a change of several almost always:
+    unless both are in one column of 512, two flipped bits never cancel each other. (16 MiB on one core: 0.7 ms; with a
+    weight for each word 2.3 ms, crc32 8.1 ms.)"""
+    if block.nbytes <= _SMALL:
+        return int.from_bytes(blake2b(block, digest_size=8).digest(), "little")
+    data = block.view(np.uint8)
+    whole = data.size // (8 * _COLUMNS) * (8 * _COLUMNS)
+    columns = np.add.reduce(data[:whole].view(np.uint64).reshape(-1, _COLUMNS), axis=0)
+    if whole < data.size:
+        rest = np.zeros(8 * _COLUMNS, np.uint8)
+        rest[: data.size - whole] = data[whole:]
+        columns += rest.view(np.uint64)
+    # The upper half of a sum is added to the lower: otherwise two flipped signs cancel each other modulo 2**64.
+    columns ^= columns >> _HALF
+    columns *= _WEIGHTS
+    return int(np.add.reduce(columns))
+
+
+def _is_finite(block: Array) -> bool:
+    # One infinity or NaN makes the sum one. A sum of large numbers may become infinite too: only then it is looked at
+    # in detail.
+    return isfinite(np.add.reduce(block)) or bool(np.isfinite(block).all())

@@ -1,0 +1,54 @@
+"""`SpareMemory`: large arrays that are used again as soon as nobody holds them."""
+
+from __future__ import annotations
+
+import sys
+from collections import deque
+from collections.abc import Iterator
+from typing import Final
+
+import numpy as np
+
+from ringfort.training.elastic.sample_order import Array
+
+_SMALL: Final = 1 << 16
+"""Bytes up to which new memory costs less than a look at what is there."""
+_LOOKS: Final = 8
+"""Arrays that are looked at: the one that was handed out first is the first to be free, except while some are sent."""
+
+
+def _taken_from(arrays: deque[Array], most: int) -> Iterator[tuple[Array, int]]:
+    """Take up to `most` arrays from the deque. Yield each with the number of references to it."""
+    for _ in range(min(most, len(arrays))):
+        array = arrays.popleft()
+        yield array, sys.getrefcount(array)
+
+
+_UNUSED: Final = max(count for _, count in _taken_from(deque([np.empty(0)]), 1))
+"""References to an array that nobody else has, by the same loop: versions of Python count differently."""
+
+
+class SpareMemory:
+    """Hands out memory. The system would have to clear each page of new memory: 64 MiB take 5 ms.
+
+    Whoever may still read an array holds a reference to it or to a view of it: a result that is held, kept for others
+    or being sent, and a program that has kept a mean. So nobody has to be asked, and nobody can be forgotten.
+    """
+
+    def __init__(self) -> None:
+        self._arrays: deque[Array] = deque()
+
+    def take(self, kind: str, size: int) -> Array:
+        """Return an array with any content, which nobody else has."""
+        found = np.empty(size, kind) if size * np.dtype(kind).itemsize <= _SMALL else None
+        if found is not None:
+            return found
+        for array, references in _taken_from(self._arrays, _LOOKS):
+            if references > _UNUSED:
+                self._arrays.append(array)
+            elif found is None and array.size == size and array.dtype == kind:
+                found = array  # other unused ones are given back: there are more than needed
+        if found is None:
+            found = np.empty(size, kind)
+        self._arrays.append(found)
+        return found
