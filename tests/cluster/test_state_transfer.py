@@ -26,7 +26,7 @@ from ringfort.training.elastic.donor import HISTORY_RESULTS, Donor
 from ringfort.training.elastic.learner import Fetched, Learner
 from ringfort.training.elastic.local_sum import Gradient, Layout
 from ringfort.training.elastic.protocol import Mark, Result
-from ringfort.training.elastic.result_history import SMALL
+from ringfort.training.elastic.spare_memory import SpareMemory
 from ringfort.training.elastic.state_tree import BLOCK, Image, StateTree, hashed
 from ringfort.training.elastic.transfer_link import PURPOSE
 from tests.helpers.agents import until
@@ -35,6 +35,8 @@ from tests.helpers.sealed_pairs import sealed_pair
 PATIENCE = 20.0
 """Seconds for something that takes one on an idle machine."""
 LIMIT = 1 << 30
+LARGE = 1 << 18
+"""Elements of a result whose memory is used again."""
 EPOCH = Epoch(3, "a.1", (Member("a.1", addresses=("10.0.0.1:1",)), Member("b.2")), lineages=("a.1#1",))
 LAYOUT = Layout(
     (Gradient("gradients['w']", "float32", (1000,)), Gradient("gradients['b'][0]", "float16", (3,))),
@@ -411,7 +413,6 @@ def test_when_the_last_learner_has_gone_the_image_is_dropped_and_most_of_the_his
     learner = members.learner({"a": donor})
     donor.offer(image_of(BLOCK), MARK, EPOCH)
     marks = seal([donor], MARK, 5)
-    assert len(donor.in_use) == 0  # small results are copied
     assert learner.next_result(MARK, timeout=PATIENCE).after == marks[1]
     learner.close()
     until(lambda: not donor.learners, "the learner has gone")
@@ -423,29 +424,42 @@ def test_when_the_last_learner_has_gone_the_image_is_dropped_and_most_of_the_his
 
 def test_a_large_result_is_in_use_until_it_was_sent(members: Members) -> None:
     """The run does not copy it, and must not reduce into its memory, although the history has no room for it."""
-    may_go = threading.Event()
-    donor = Donor(lambda: LAYOUT, history_bytes=5 * SMALL, busy=lambda: not may_go.wait(PATIENCE), timeout=PATIENCE)
-    first, digest = result_of(MARK, 1, SMALL)
+    is_about_to, may_go, memory = threading.Event(), threading.Event(), SpareMemory()
+
+    def busy() -> bool:
+        is_about_to.set()
+        return not may_go.wait(PATIENCE)
+
+    donor = Donor(lambda: LAYOUT, history_bytes=5 * LARGE, busy=busy, timeout=PATIENCE)
     learner = members.learner({"a": donor})
     donor.begin(MARK)
+    places = list[int]()
+
+    def seal_one(mark: Mark, step: int) -> Mark:
+        array = memory.take("float32", LARGE)
+        array.fill(step)
+        places.append(array.ctypes.data)
+        payload = {"float32": array, "sums": np.ones(2)}
+        result = Result(mark.branch, mark.step + 1, mark.cursor + 10, payload)
+        donor.sealed(mark, result, digest_share(payload, 0, 1))
+        return mark.after(result, digest_share(payload, 0, 1))
 
     def ask() -> None:
         replayed = learner.next_result(MARK, timeout=PATIENCE)
-        assert np.array_equal(replayed.result.payload["float32"], first.payload["float32"])
+        assert np.array_equal(replayed.result.payload["float32"], np.full(LARGE, 1, np.float32))
 
     with in_thread(ask):
         until(lambda: donor.has_caught_up, "it waits for the result")
-        donor.sealed(MARK, first, digest)
-        until(lambda: len(donor.in_use) == 2, "it is in the history, and about to be sent")
-        mark = MARK.after(first, digest)
-        for step in range(2, 2 + HISTORY_RESULTS):
-            later, digest = result_of(mark, step, SMALL)
-            donor.sealed(mark, later, digest)
-            mark = mark.after(later, digest)
-        assert len(donor.in_use) == HISTORY_RESULTS + 1
-        assert any(payload is first.payload for payload in donor.in_use)
+        mark = seal_one(MARK, 1)
+        assert is_about_to.wait(PATIENCE)
+        for step in range(2, 4 + 2 * HISTORY_RESULTS):
+            mark = seal_one(mark, step)
+        assert places.count(places[0]) == 1
+        assert len(set(places)) < len(places)
         may_go.set()
-    until(lambda: len(donor.in_use) == HISTORY_RESULTS, "it was sent")
+    for step in range(20, 30):
+        mark = seal_one(mark, step)
+    assert len(set(places[-10:])) < 10
 
 
 def test_a_learner_that_asks_another_member_first_finds_the_image_here_too(members: Members) -> None:

@@ -34,7 +34,7 @@ def damaging(where: dict[str, int], once_at: int, from_step: int) -> Any:
         step = where["step"] + 1
         if x.size == SAMPLES and (step >= from_step > 0 or (step == once_at and step not in done)):
             done.add(step)
-            x[5] += 1
+            found[5] += 1
         return found
 
     return all_reduce

@@ -10,7 +10,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
@@ -105,7 +105,8 @@ class Donor:
     """Serves learners. All methods are thread-safe and return at once.
 
     The run calls `serve` with each stream of a learner, `offer` with an image while `wants_image`, `sealed` after every
-    step and `begin` with a state that came in another way. It does not write into what is `in_use`.
+    step and `begin` with a state that came in another way. Its memory is used again when this has let
+    go of it: see `SpareMemory`.
     """
 
     def __init__(
@@ -128,7 +129,6 @@ class Donor:
         self._changed = Condition()
         self._learners: dict[TransferLink, Thread] = {}
         self._paces: dict[TransferLink, _Pace] = {}
-        self._sending: dict[TransferLink, Kept] = {}
         self._history = ResultHistory()
         self._offer: _Offer | None = None
         self._mark: Mark | None = None
@@ -204,12 +204,6 @@ class Donor:
 
     # --- the run ------------------------------------------------------------------------------------------------------
 
-    @property
-    def in_use(self) -> list[Any]:
-        """The payloads of the results that may be sent yet."""
-        with self._changed:
-            return self._history.payloads + [kept.result.payload for kept in self._sending.values()]
-
     def begin(self, mark: Mark) -> None:
         """The state is that of `mark`, to which nothing leads that was kept."""
         with self._changed:
@@ -232,8 +226,8 @@ class Donor:
         sums: Sequence[float] = (),
         is_finite: bool = True,
     ) -> None:
-        """Keep a result that was sealed at the mark `before`, with the sums of all tokens. The arrays are not copied:
-        see `in_use`."""
+        """Keep a result that was sealed at the mark `before`, with the sums of all tokens. The arrays are not
+        copied."""
         kept = Kept(before, result, digest, tuple(sums), is_finite)
         if result.is_state:  # it replaces the whole state, so nothing leads to it from before
             self.begin(kept.after)
@@ -344,18 +338,12 @@ class Donor:
                 if found is not None or not is_ahead or left <= 0 or self._is_closed:
                     break
                 self._changed.wait(left)
-            if found is not None:
-                self._sending[link] = found[0]
-                if found[1] > 1:
-                    self._caught_up.discard(link)
+            if found is not None and found[1] > 1:
+                self._caught_up.discard(link)
         if found is not None:
             kept, behind = found
-            try:
-                arrays = [memoryview(array.view(np.uint8)) for array in kept.arrays.values()]
-                self._send(link, _message(kept, behind), arrays)
-            finally:
-                with self._changed:
-                    del self._sending[link]
+            arrays = [memoryview(array.view(np.uint8)) for array in kept.arrays.values()]
+            self._send(link, _message(kept, behind), arrays)
         elif is_ahead:
             link.answer(NotYet())
         else:
