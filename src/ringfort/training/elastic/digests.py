@@ -44,9 +44,9 @@ def inspect_share(arrays: Arrays, me: int, size: int) -> tuple[int, bool]:
     blocks = _table(arrays)
     with np.errstate(over="ignore", invalid="ignore"):
         for number in _share(arrays, me, size):
-            kind, begin, end = blocks[number]
+            kind, begin, end, weight = blocks[number]
             block = arrays[kind][begin:end]
-            total += random_key(number, _block_digest(block))
+            total += weight * _block_digest(block)
             is_finite = is_finite and _is_finite(block)
     return total % 2**64, is_finite
 
@@ -61,23 +61,28 @@ def digest_sample(arrays: Arrays, turn: int) -> int:
 def _digest(arrays: Arrays, numbers: Iterable[int]) -> int:
     blocks, total = _table(arrays), 0
     for number in numbers:
-        kind, begin, end = blocks[number]
-        total += random_key(number, _block_digest(arrays[kind][begin:end]))
+        kind, begin, end, weight = blocks[number]
+        total += weight * _block_digest(arrays[kind][begin:end])
     return total % 2**64
 
 
-def _table(arrays: Arrays) -> Sequence[tuple[str, int, int]]:
-    """Return the array, begin and end of each block, in the order of the arrays' names."""
+_Block = tuple[str, int, int, int]
+"""Its array, begin, end and weight: an odd number, so that two blocks cannot change places."""
+
+
+def _table(arrays: Arrays) -> Sequence[_Block]:
+    """Return all blocks, in the order of the arrays' names."""
     return _blocks_of(tuple([(kind, array.size, array.itemsize) for kind, array in arrays.items()]))
 
 
 @lru_cache(64)
-def _blocks_of(sizes: tuple[tuple[str, int, int], ...]) -> Sequence[tuple[str, int, int]]:
-    return [
+def _blocks_of(sizes: tuple[tuple[str, int, int], ...]) -> Sequence[_Block]:
+    blocks = [
         (kind, begin, min(begin + _BLOCK // itemsize, size))
         for kind, size, itemsize in sorted(sizes)
         for begin in range(0, size, _BLOCK // itemsize)
     ]
+    return [(*block, random_key(number) | 1) for number, block in enumerate(blocks)]
 
 
 def _share(arrays: Arrays, me: int, size: int) -> range:
