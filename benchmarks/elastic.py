@@ -267,8 +267,7 @@ def measure_churn(given: argparse.Namespace, report: Report) -> None:
             f"churn, {found['seconds']:.0f} s, up to {CHURN_HOSTS} hosts; seed {given.seed}",
             f"  {found['kills']} kills, {found['kills_of_the_leader']} of the leader",
             f"  {found['starts']} starts: {found['joins']} joined, {found['killed_before_they_joined']} died before",
-            f"  from the imports to the first step: median {found['join_median_s']:.2f} s, "
-            + f"worst {found['join_worst_s']:.2f} s",
+            f"  imports to first step: median {found['join_median_s']:.2f} s, worst {found['join_worst_s']:.2f} s",
             f"  {found['mean_present']:.2f} members present; {found['steps']} steps",
             f"  longest gap {found['longest_gap']}",
             f"  gaps over {CHURN_GAP:g} s: {len(gaps) or 'none'}",
@@ -286,7 +285,7 @@ def _result_text(found: dict[str, Any]) -> str:
         if found["steps_again"]
         else ""
     )
-    failures = f"; {len(found['errors'])} MEMBERS ENDED BY THEMSELVES" if found["errors"] else ""
+    failures = f"; {len(found['errors'])} ERRORS" if found["errors"] else ""
     return f"  the state of each member at each step is that of a run without faults{again}{failures}"
 
 

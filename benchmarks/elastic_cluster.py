@@ -57,7 +57,7 @@ class Member:
         variables = {"RINGFORT_KEY": key, "RINGFORT_HOME": str(own), "RINGFORT_CLUSTER": ""}
         command = [sys.executable, "-m", "benchmarks.elastic_member", "--folder", str(own / "checkpoints")]
         command += ["--mib", str(given.mib), "--state-mb", str(given.state_mb), "--patience", str(given.patience)]
-        command += ["--batch", str(given.batch)]
+        command += ["--batch", str(given.batch), "--host", str(number)]
         if given.timeline:
             command.append("--timeline")
         with log.open("wb") as stderr:

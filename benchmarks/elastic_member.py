@@ -94,6 +94,7 @@ def main() -> None:
     """Train, and print a line of JSON for each step."""
     say(ready=time.monotonic())
     parser = argparse.ArgumentParser()
+    parser.add_argument("--host", type=int)
     parser.add_argument("--folder")
     parser.add_argument("--mib", type=float)
     parser.add_argument("--state-mb", type=float)
@@ -117,7 +118,7 @@ def main() -> None:
         checkpoint_every=EVERY,
         config=AutoDiscoveryConfig(interfaces=["127.0.0.1"] if given.loopback else None),
     ) as run:
-        gradient = np.empty(size, np.float32)
+        gradient, peer = np.empty(size, np.float32), ""
         samples = batch * STEPS_PER_PASS
         for step in run.steps(FOREVER, samples=samples, batch=batch, microbatch=MICROBATCH, seed=SEED):
             for part in step:
@@ -128,6 +129,9 @@ def main() -> None:
             w = state["w"]
             w += step.mean()["w"] * batch
             members = run._participant.members
+            if members.node.peer_id != peer:  # the logs of the others name it so
+                peer = members.node.peer_id
+                logging.getLogger("ringfort.benchmark").info("Member of host %d is peer %s", given.host, peer)
             epoch = members.epoch
             say(
                 step=step.number,

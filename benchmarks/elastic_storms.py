@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
-from benchmarks.elastic_cluster import LIMIT, Cluster, Member
+from benchmarks.elastic_cluster import LIMIT, Cluster, Member, MemberFailedError
 from benchmarks.elastic_member import RATE
 
 BATCH = 512
@@ -202,6 +202,14 @@ class Faults:
             raise TimeoutError(f"no step any more: {gap.describe(begin, self.done)}")
         return failed
 
+    def end(self, size: int) -> None:
+        """All come together again and make some steps, or that is an error."""
+        try:
+            self.cluster.whole(size)
+        except (TimeoutError, MemberFailedError) as exc:  # the figures of the time before are good all the same
+            self.errors.append(f"after the last fault: {exc}")
+            print(self.errors[-1], flush=True)
+
 
 def storm(
     cluster: Cluster, seconds: float, every: float, kinds: Sequence[str], chance: random.Random
@@ -240,12 +248,11 @@ def storm(
         faults.heal(member)
     for _, number in starts:
         cluster.start(number)
-    cluster.whole(size)
+    faults.end(size)
     return Steps.of(cluster.all, begin, end), faults
 
 
-@dataclass(frozen=True)
-class Target:
+class Target(NamedTuple):
     """What a storm must show."""
 
     goodput: float
@@ -313,7 +320,7 @@ def churn(cluster: Cluster, seconds: float, chance: random.Random) -> tuple[Step
                 faults.left_out += 1
         time.sleep(TICK)
     end = time.monotonic()
-    cluster.whole(len(cluster.alive))
+    faults.end(len(cluster.alive))
     return Steps.of(cluster.all, begin, end), faults
 
 
