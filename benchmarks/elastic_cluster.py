@@ -217,6 +217,12 @@ class Cluster:
         begin = max(m.last["step"] for m in self.alive)
         self.until(lambda: all(m.last["step"] > begin + 2 for m in self.alive), "some steps")
 
+    def next_step(self) -> float:
+        """Wait for a step that nobody has applied yet. Return when the first member had."""
+        before = max((m.last["step"] for m in self.alive), default=0)
+        self.until(lambda: any(m.last["step"] > before for m in self.alive), "the next step")
+        return min(line["at"] for m in self.alive for line in m.lines[-9:] if line["step"] > before)
+
     def cut(self, member: Member) -> None:
         """Cut its host off."""
         assert self.network is not None

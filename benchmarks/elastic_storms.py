@@ -193,8 +193,7 @@ class Faults:
         cluster.failed.clear()
         for member in failed:
             why = f"member {member.number} ended by itself with {member.process.returncode}"
-            self.errors.append(f"{why} at {member.died - begin:.1f} s; {member.log} ends:\n{member.tail}")
-            print(self.errors[-1], flush=True)
+            self._fail(f"{why} at {member.died - begin:.1f} s; {member.log} ends:\n{member.tail}")
         latest = max((m.last["at"] for m in cluster.alive), default=0.0)
         self._stuck_since = max(self._stuck_since, latest)
         if time.monotonic() > self._stuck_since + LIMIT:
@@ -202,13 +201,24 @@ class Faults:
             raise TimeoutError(f"no step any more: {gap.describe(begin, self.done)}")
         return failed
 
-    def end(self, size: int) -> None:
-        """All come together again and make some steps, or that is an error."""
+    def end(self, size: int, numbers: Sequence[int] = ()) -> float:
+        """Return when the next step was sealed. Then the rest is started, and all must come together again."""
+        try:
+            end = self.cluster.next_step()
+        except (TimeoutError, MemberFailedError) as exc:  # the figures of the time before are good all the same
+            end = time.monotonic()
+            self._fail(f"after the last fault: {exc}")
+        for number in numbers:
+            self.cluster.start(number)
         try:
             self.cluster.whole(size)
-        except (TimeoutError, MemberFailedError) as exc:  # the figures of the time before are good all the same
-            self.errors.append(f"after the last fault: {exc}")
-            print(self.errors[-1], flush=True)
+        except (TimeoutError, MemberFailedError) as exc:
+            self._fail(f"after the last fault: {exc}")
+        return end
+
+    def _fail(self, why: str) -> None:
+        self.errors.append(why)
+        print(why, flush=True)
 
 
 def storm(
@@ -216,7 +226,9 @@ def storm(
 ) -> tuple[Steps, Faults]:
     """Hurt any member every so many seconds. A killed one is started again after `--away`. With no `kinds`, hurt
     nobody. Everything is healed at the end, and all must come together again."""
-    faults, begin, size = Faults(cluster, chance), time.monotonic(), len(cluster.alive)
+    size = len(cluster.alive)
+    begin = cluster.next_step()  # from step to step: a part of one is not seen, and would count as lost
+    faults = Faults(cluster, chance)
     starts: list[tuple[float, int]] = []
     ends: list[tuple[float, Member]] = []
     next_fault = begin + every if kinds else float("inf")
@@ -243,12 +255,9 @@ def storm(
             ends.remove(over)
             faults.heal(over[1])
         time.sleep(TICK)
-    end = time.monotonic()
     for _, member in ends:
         faults.heal(member)
-    for _, number in starts:
-        cluster.start(number)
-    faults.end(size)
+    end = faults.end(size, [number for _, number in starts])
     return Steps.of(cluster.all, begin, end), faults
 
 
@@ -301,8 +310,8 @@ def figures(cluster: Cluster, steps: Steps, faults: Faults, rate: float) -> dict
 def churn(cluster: Cluster, seconds: float, chance: random.Random) -> tuple[Steps, Faults]:
     """Start or kill a member every 0.5 to 2 s, on up to as many hosts as there are. The last one that has the state is
     not killed, so the run goes on from memory."""
-    faults, begin = Faults(cluster, chance), time.monotonic()
-    event = begin
+    event = begin = cluster.next_step()
+    faults = Faults(cluster, chance)
     while (now := time.monotonic()) < begin + seconds:
         faults.settle(begin)
         if now >= event:
@@ -319,8 +328,7 @@ def churn(cluster: Cluster, seconds: float, chance: random.Random) -> tuple[Step
             else:
                 faults.left_out += 1
         time.sleep(TICK)
-    end = time.monotonic()
-    faults.end(len(cluster.alive))
+    end = faults.end(len(cluster.alive))
     return Steps.of(cluster.all, begin, end), faults
 
 
