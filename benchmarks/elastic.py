@@ -362,8 +362,9 @@ def main() -> None:
         given.batch = BATCH if given.storm else STEP
     report = Report(given.json, given)
     load = os.getloadavg()[0]
+    members = f"up to {CHURN_HOSTS}" if given.churn and not given.storm else given.members
     print(
-        f"{given.members} members, {given.mib:g} MiB of gradients, {given.state_mb:g} MB of state beside, batch "
+        f"{members} members, {given.mib:g} MiB of gradients, {given.state_mb:g} MB of state beside, batch "
         f"{given.batch}, load {load:.1f} on {os.cpu_count()} cores",
         flush=True,
     )
