@@ -232,7 +232,7 @@ def measure_storm(given: argparse.Namespace, report: Report) -> None:
         target = target_of(kinds, given.every, faults.done, found["seconds"], given.patience)
         found |= {"of_calm": found["goodput"] / calm["goodput"], "every_s": given.every, "kinds": kinds}
         found |= {"target": target.goodput, "met": found["goodput"] >= target.goodput, "seed": given.seed}
-        found |= {"target_gap_s": target.gap, "met_gap": found["longest_gap_s"] <= target.gap}
+        found |= {"target_gap_s": target.gap, "met_gap": found["longest_gap_s"] <= (target.gap or float("inf"))}
         report.figure("storm", storm_text(found, target.why), **found)
         if found["errors"]:
             sys.exit(1)
@@ -241,15 +241,16 @@ def measure_storm(given: argparse.Namespace, report: Report) -> None:
 def storm_text(found: dict[str, Any], why: str) -> str:
     """Return the figures of a storm in words."""
     count = ", ".join(f"{number} {kind}s" for kind, number in sorted(found["faults"].items())) or "none"
-    gap = f" (target {found['target_gap_s']:g} s: {_yes(found['met_gap'])})"
+    gap = "" if found["target_gap_s"] is None else f" (target {found['target_gap_s']:g} s: {_yes(found['met_gap'])})"
     lines = [
         f"storm, {found['seconds']:.0f} s, a fault every {found['every_s']:g} s: {count}; seed {found['seed']}",
         f"  {found['of_the_leader']} hit the leader, {found['left_out']} left out; {found['steps']} steps",
         f"  goodput {found['goodput']:.1%}, target {found['target']:.1%} ({why}): {_yes(found['met'])}",
         f"  raw {found['raw']:.1%}; {found['of_calm']:.1%} of calm's goodput; {found['samples_per_s']:.1f} samples/s",
         f"  {found['mean_present']:.2f} members present; {found['lost_joining']:.1%} of their time went into joining",
+        f"  {found['joins']} joins: {_join_text(found)}",
         f"  {found['lost_away']:.1%} of their time they were frozen or cut off",
-        f"  longest gap {found['longest_gap']}{gap if found['target_gap_s'] < float('inf') else ''}",
+        f"  longest gap {found['longest_gap']}{gap}",
         _result_text(found),
     ]
     return "\n".join(lines)
@@ -267,7 +268,7 @@ def measure_churn(given: argparse.Namespace, report: Report) -> None:
             f"churn, {found['seconds']:.0f} s, up to {CHURN_HOSTS} hosts; seed {given.seed}",
             f"  {found['kills']} kills, {found['kills_of_the_leader']} of the leader",
             f"  {found['starts']} starts: {found['joins']} joined, {found['killed_before_they_joined']} died before",
-            f"  imports to first step: median {found['join_median_s']:.2f} s, worst {found['join_worst_s']:.2f} s",
+            f"  {_join_text(found)}",
             f"  {found['mean_present']:.2f} members present; {found['steps']} steps",
             f"  longest gap {found['longest_gap']}",
             f"  gaps over {CHURN_GAP:g} s: {len(gaps) or 'none'}",
@@ -277,6 +278,10 @@ def measure_churn(given: argparse.Namespace, report: Report) -> None:
         report.figure("churn", "\n".join(lines), **found, seed=given.seed, met=not gaps)
         if found["errors"]:
             sys.exit(1)
+
+
+def _join_text(found: dict[str, Any]) -> str:
+    return f"imports to first step: median {found['join_median_s']:.2f} s, worst {found['join_worst_s']:.2f} s"
 
 
 def _result_text(found: dict[str, Any]) -> str:

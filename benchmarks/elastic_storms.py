@@ -136,6 +136,20 @@ def seconds_joining(members: Sequence[Member], begin: float, end: float) -> floa
     return total
 
 
+def join_figures(members: Sequence[Member], begin: float, end: float) -> dict[str, Any]:
+    """Return how many members were started between two moments, and the seconds from their imports to their first step
+    of those that came to one."""
+    started = [m for m in members if begin <= m.started <= end]
+    took = [m.lines[0]["at"] - m.ready for m in started if m.lines] or [0.0]
+    return {
+        "starts": len(started),
+        "joins": sum(bool(m.lines) for m in started),
+        "join_median_s": median(took),
+        "join_worst_s": max(took),
+        "killed_before_they_joined": sum(m.died <= end and not m.lines for m in started),
+    }
+
+
 def alone(cluster: Cluster, seconds: float) -> float:
     """Return the samples per second that the only member seals."""
     [member] = cluster.alive
@@ -265,7 +279,8 @@ class Target(NamedTuple):
     """What a storm must show."""
 
     goodput: float
-    gap: float
+    gap: float | None
+    """The longest time without a step, in seconds; None if nothing was decided."""
     why: str
 
 
@@ -273,7 +288,7 @@ def target_of(kinds: Sequence[str], every: float, faults: Sequence[Fault], secon
     """Return what a storm must show: what was decided for kills every 29 and every 5 s, otherwise one minus the
     allowed outages over the time."""
     allowed = sum(fault.allowed(patience) for fault in faults if fault.kind != "start")
-    decided = {29.0: (0.977, 3.0), 5.0: (0.85, float("inf"))}
+    decided = {29.0: (0.977, 3.0), 5.0: (0.85, None)}
     if set(kinds) == {"kill"} and every in decided:
         goodput, gap = decided[every]
         return Target(goodput, gap, f"one kill per {every:g} s")
@@ -296,6 +311,7 @@ def figures(cluster: Cluster, steps: Steps, faults: Faults, rate: float) -> dict
         "steps": steps.count,
         "steps_again": steps.again,
         "mean_present": present / seconds,
+        **join_figures(cluster.all, steps.begin, steps.end),
         "lost_joining": seconds_joining(cluster.all, steps.begin, steps.end) / present,
         "lost_away": away / present,
         "longest_gap_s": steps.gaps[0].seconds,
@@ -335,9 +351,6 @@ def churn(cluster: Cluster, seconds: float, chance: random.Random) -> tuple[Step
 def churn_figures(cluster: Cluster, steps: Steps, faults: Faults) -> dict[str, Any]:
     """Return the figures of churn."""
     seconds = steps.end - steps.begin
-    started = [m for m in cluster.all if steps.begin <= m.started <= steps.end]
-    joined = [m for m in started if m.lines]
-    took = [m.lines[0]["at"] - m.ready for m in joined] or [0.0]
     gaps = [gap for gap in steps.gaps if gap.seconds > CHURN_GAP and alive_throughout(cluster.all, gap)]
     kills = [f for f in faults.done if f.kind == "kill"]
     return {
@@ -346,11 +359,7 @@ def churn_figures(cluster: Cluster, steps: Steps, faults: Faults) -> dict[str, A
         "steps_again": steps.again,
         "samples_per_s": steps.count * cluster.given.batch / seconds,
         "mean_present": seconds_alive(cluster.all, steps.begin, steps.end) / seconds,
-        "starts": len(started),
-        "joins": len(joined),
-        "join_median_s": median(took),
-        "join_worst_s": max(took),
-        "killed_before_they_joined": sum(m.died <= steps.end and not m.lines for m in started),
+        **join_figures(cluster.all, steps.begin, steps.end),
         "kills": len(kills),
         "kills_of_the_leader": sum(f.leads for f in kills),
         "longest_gap_s": steps.gaps[0].seconds,
