@@ -165,7 +165,7 @@ def kill_all(all_members: Cluster) -> tuple[float, int]:
 
 def measure_recoveries(given: argparse.Namespace, report: Report) -> None:
     """Report what each kind of fault costs, one fault at a time."""
-    with cluster(given.members + 1, given) as all_members:
+    with cluster("recoveries", given.members + 1, given) as all_members:
         for number in range(given.members):
             all_members.start(number)
         all_members.whole(given.members)
@@ -208,7 +208,7 @@ def measure_recoveries(given: argparse.Namespace, report: Report) -> None:
 def measure_storm(given: argparse.Namespace, report: Report) -> None:
     """Report what a member does alone, what all do in calm and what they do in a storm."""
     kinds, chance = given.faults, random.Random(given.seed)
-    with cluster(given.members, given) as all_members:
+    with cluster("storm", given.members, given) as all_members:
         all_members.start(0)
         rate = alone(all_members, given.alone)
         report.figure(
@@ -258,7 +258,7 @@ def storm_text(found: dict[str, Any], why: str) -> str:
 
 def measure_churn(given: argparse.Namespace, report: Report) -> None:
     """Report how a run goes on while members come and go all the time."""
-    with cluster(CHURN_HOSTS, given) as all_members:
+    with cluster("churn", CHURN_HOSTS, given) as all_members:
         for number in range(2):
             all_members.start(number)
         all_members.whole(2)

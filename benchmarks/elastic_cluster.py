@@ -50,6 +50,8 @@ class Member:
         self.started = time.monotonic()
         self.ready = float("inf")
         self.died = float("inf")
+        self.joined = float("inf")
+        """When it first took part in a step. Before that it may have applied some, as a learner."""
         self.is_frozen = self.is_cut = False
         self._come: queue.Queue[dict[str, Any]] = queue.Queue()
         own = homes / str(number)
@@ -91,10 +93,16 @@ class Member:
                 self.notes.append(line)
             else:
                 self.lines.append(line)
+                if line["members"]:
+                    self.joined = min(self.joined, line["at"])
 
     @property
     def last(self) -> dict[str, Any]:
         return self.lines[-1] if self.lines else {"step": 0, "members": 0, "epoch": 0, "leads": False, "at": 0.0}
+
+    @property
+    def has_joined(self) -> bool:
+        return self.joined < float("inf")
 
     @property
     def is_alive(self) -> bool:
@@ -254,10 +262,10 @@ class Cluster:
 
 
 @contextmanager
-def cluster(size: int, given: argparse.Namespace) -> Iterator[Cluster]:
+def cluster(name: str, size: int, given: argparse.Namespace) -> Iterator[Cluster]:
     """Yield hosts for `size` members, none started. With `--keep` their logs stay in that folder, otherwise only after
     an error."""
-    logs = Path(given.keep or tempfile.mkdtemp(prefix="ringfort-elastic-logs-"))
+    logs = Path(given.keep or tempfile.mkdtemp(prefix="ringfort-elastic-logs-")) / name
     logs.mkdir(parents=True, exist_ok=True)
     try:
         with ExitStack() as stack:
@@ -270,4 +278,4 @@ def cluster(size: int, given: argparse.Namespace) -> Iterator[Cluster]:
         print(f"The logs of the members are in {logs}", file=sys.stderr)
         raise
     if given.keep is None:
-        shutil.rmtree(logs)
+        shutil.rmtree(logs.parent)

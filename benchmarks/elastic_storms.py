@@ -131,8 +131,7 @@ def seconds_joining(members: Sequence[Member], begin: float, end: float) -> floa
     """Return the sum over members of the seconds from their imports to their first step."""
     total = 0.0
     for m in members:
-        first = m.lines[0]["at"] if m.lines else end
-        total += max(0.0, min(first, m.died, end) - max(m.ready, begin))
+        total += max(0.0, min(m.joined, m.died, end) - max(m.ready, begin))
     return total
 
 
@@ -140,13 +139,14 @@ def join_figures(members: Sequence[Member], begin: float, end: float) -> dict[st
     """Return how many members were started between two moments, and the seconds from their imports to their first step
     of those that came to one."""
     started = [m for m in members if begin <= m.started <= end]
-    took = [m.lines[0]["at"] - m.ready for m in started if m.lines] or [0.0]
+    joined = [m for m in started if m.joined <= end]
+    took = [m.joined - m.ready for m in joined] or [0.0]
     return {
         "starts": len(started),
-        "joins": sum(bool(m.lines) for m in started),
+        "joins": len(joined),
         "join_median_s": median(took),
         "join_worst_s": max(took),
-        "killed_before_they_joined": sum(m.died <= end and not m.lines for m in started),
+        "killed_before_they_joined": sum(m.died <= end and m not in joined for m in started),
     }
 
 
@@ -172,8 +172,8 @@ class Faults:
         self._stuck_since = time.monotonic()
 
     def able(self) -> list[Member]:
-        """Return the members that have the state and that nothing is done to."""
-        return [m for m in self.cluster.alive if m.lines and not m.is_frozen and not m.is_cut]
+        """Return the members that take part and that nothing is done to."""
+        return [m for m in self.cluster.alive if m.has_joined and not m.is_frozen and not m.is_cut]
 
     def hurt(self, kind: str, victim: Member, seconds: float = 0.0) -> None:
         """Begin a fault."""
@@ -333,9 +333,9 @@ def churn(cluster: Cluster, seconds: float, chance: random.Random) -> tuple[Step
         if now >= event:
             event = now + chance.uniform(*CHURN_PAUSE)
             alive = cluster.alive
-            holders = [m for m in alive if m.lines]
+            holders = [m for m in alive if m.has_joined]
             # Any of them may die, also one that is still joining, as long as another one with the state is left.
-            able = [m for m in alive if not m.lines or len(holders) > 1] if len(alive) > 1 else []
+            able = [m for m in alive if not m.has_joined or len(holders) > 1] if len(alive) > 1 else []
             free = [number for number in range(len(cluster.hosts)) if number not in {m.number for m in alive}]
             if able and (not free or chance.random() < 0.5):
                 faults.hurt("kill", chance.choice(able))

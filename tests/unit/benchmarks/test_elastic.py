@@ -12,7 +12,16 @@ import pytest
 
 from benchmarks.elastic import Report
 from benchmarks.elastic_member import SEED, STEPS_PER_PASS, known_weight
-from benchmarks.elastic_storms import Fault, Gap, Steps, alive_throughout, seconds_alive, seconds_joining, target_of
+from benchmarks.elastic_storms import (
+    Fault,
+    Gap,
+    Steps,
+    alive_throughout,
+    join_figures,
+    seconds_alive,
+    seconds_joining,
+    target_of,
+)
 from ringfort.training.elastic.dealing import Data
 
 NEVER = float("inf")
@@ -20,7 +29,8 @@ NEVER = float("inf")
 
 def member(*lines: tuple[float, int], branch: str = "one", ready: float = 0.0, died: float = NEVER) -> Any:
     said = [{"at": at, "step": step, "branch": branch} for at, step in lines]
-    return SimpleNamespace(lines=said, ready=ready, died=died)
+    joined = said[0]["at"] if said else NEVER
+    return SimpleNamespace(lines=said, started=ready, ready=ready, died=died, joined=joined)
 
 
 def test_the_known_weight_is_what_a_plain_loop_over_the_data_of_a_run_has() -> None:
@@ -59,6 +69,9 @@ def test_members_count_from_their_imports_to_their_death() -> None:
     members = [member((1.0, 1)), member((6.0, 2), ready=4.0), member(ready=8.0), member((2.0, 1), died=3.0)]
     assert seconds_alive(members, 1.0, 10.0) == 9.0 + 6.0 + 2.0 + 2.0
     assert seconds_joining(members, 1.0, 10.0) == 0.0 + 2.0 + 2.0 + 1.0
+    found = join_figures([*members, member(ready=5.0, died=6.0)], 1.0, 10.0)
+    assert (found["starts"], found["joins"], found["killed_before_they_joined"]) == (3, 1, 1)
+    assert (found["join_median_s"], found["join_worst_s"]) == (2.0, 2.0)
 
 
 def test_a_gap_names_what_happened_around_it() -> None:
