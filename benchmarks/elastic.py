@@ -224,7 +224,8 @@ def measure_storm(given: argparse.Namespace, report: Report) -> None:
         report.figure(
             "calm",
             f"calm, {calm['seconds']:.0f} s: goodput {calm['goodput']:.1%}, raw {calm['raw']:.1%}, "
-            f"{calm['samples_per_s']:.1f} samples/s, longest gap {calm['longest_gap_s']:.2f} s",
+            f"{calm['samples_per_s']:.1f} samples/s, longest gap {calm['longest_gap_s']:.2f} s, "
+            f"{calm['busy_cores']:.1f} cores busy",
             **calm,
         )
         steps, faults = storm(all_members, given.storm, given.every, kinds, chance)
@@ -247,6 +248,7 @@ def storm_text(found: dict[str, Any], why: str) -> str:
         f"  {found['of_the_leader']} hit the leader, {found['left_out']} left out; {found['steps']} steps",
         f"  goodput {found['goodput']:.1%}, target {found['target']:.1%} ({why}): {_yes(found['met'])}",
         f"  raw {found['raw']:.1%}; {found['of_calm']:.1%} of calm's goodput; {found['samples_per_s']:.1f} samples/s",
+        f"  {found['busy_cores']:.1f} of {os.cpu_count()} cores busy",
         f"  {found['mean_present']:.2f} members present; {found['lost_joining']:.1%} of their time went into joining",
         f"  {found['joins']} joins: {_join_text(found)}",
         f"  {found['lost_away']:.1%} of their time they were frozen or cut off",
@@ -270,6 +272,7 @@ def measure_churn(given: argparse.Namespace, report: Report) -> None:
             f"  {found['starts']} starts: {found['joins']} joined, {found['killed_before_they_joined']} died before",
             f"  {_join_text(found)}",
             f"  {found['mean_present']:.2f} members present; {found['steps']} steps",
+            f"  {found['busy_cores']:.1f} of {os.cpu_count()} cores busy",
             f"  longest gap {found['longest_gap']}",
             f"  gaps over {CHURN_GAP:g} s: {len(gaps) or 'none'}",
             *(f"    {gap}" for gap in gaps),

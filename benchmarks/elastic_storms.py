@@ -15,6 +15,8 @@ from itertools import pairwise
 from statistics import median
 from typing import Any, NamedTuple
 
+import psutil
+
 from benchmarks.elastic_cluster import LIMIT, Cluster, Member, MemberFailedError
 from benchmarks.elastic_member import RATE
 
@@ -160,6 +162,11 @@ def alone(cluster: Cluster, seconds: float) -> float:
     return (len(lines) - 1) * cluster.given.batch / (lines[-1]["at"] - lines[0]["at"])
 
 
+def _busy_seconds() -> float:
+    times = psutil.cpu_times()
+    return sum(times) - times.idle - getattr(times, "iowait", 0.0) - getattr(times, "guest", 0.0)
+
+
 class Faults:
     """Hurts members and ends what it has begun."""
 
@@ -169,7 +176,10 @@ class Faults:
         self.errors: list[str] = []
         self.left_out = 0
         """Times at which there was nobody to hurt."""
-        self._stuck_since = time.monotonic()
+        self.cores = 0.0
+        """Cores of this machine that were busy on average: how much was left, and whether something else ran."""
+        self._stuck_since = self._begin = time.monotonic()
+        self._busy = _busy_seconds()
 
     def able(self) -> list[Member]:
         """Return the members that take part and that nothing is done to."""
@@ -222,6 +232,7 @@ class Faults:
         except (TimeoutError, MemberFailedError) as exc:  # the figures of the time before are good all the same
             end = time.monotonic()
             self._fail(f"after the last fault: {exc}")
+        self.cores = (_busy_seconds() - self._busy) / (time.monotonic() - self._begin)
         for number in numbers:
             self.cluster.start(number)
         try:
@@ -308,6 +319,7 @@ def figures(cluster: Cluster, steps: Steps, faults: Faults, rate: float) -> dict
         "goodput": samples / (present * rate),
         "raw": samples / (present * RATE),
         "samples_per_s": samples / seconds,
+        "busy_cores": faults.cores,
         "steps": steps.count,
         "steps_again": steps.again,
         "mean_present": present / seconds,
@@ -355,6 +367,7 @@ def churn_figures(cluster: Cluster, steps: Steps, faults: Faults) -> dict[str, A
     kills = [f for f in faults.done if f.kind == "kill"]
     return {
         "seconds": seconds,
+        "busy_cores": faults.cores,
         "steps": steps.count,
         "steps_again": steps.again,
         "samples_per_s": steps.count * cluster.given.batch / seconds,
