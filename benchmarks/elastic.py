@@ -1,247 +1,72 @@
 """How long an elastic run stands still when machines die and come: `python -m benchmarks.elastic`.
 
+    python -m benchmarks.elastic --kills 100
+    python -m benchmarks.elastic --storm 1800 --every 29 --faults kill,freeze,cut
+    python -m benchmarks.elastic --churn 3600
+
 Members live in network namespaces (or on loopback), encrypted, with whole-number gradients; computing is a sleep, so
-that the cores of this machine do not decide. All members' states are compared at every step.
+that the cores of this machine do not decide. The state of each member is compared at every step with that of a run
+without faults. elastic_member.py is what a member runs, elastic_cluster.py starts members, elastic_storms.py hurts
+them.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import logging
 import os
-import queue
 import random
 import signal
-import subprocess
 import sys
-import tempfile
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
 from itertools import pairwise
+from math import ceil
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-import numpy as np
+from benchmarks.elastic_cluster import Cluster, Member, cluster
+from benchmarks.elastic_member import COMPUTE, EVERY, MICROBATCH, RATE
+from benchmarks.elastic_storms import (
+    ABSENCE,
+    BATCH,
+    CHURN_GAP,
+    CHURN_HOSTS,
+    alone,
+    churn,
+    churn_figures,
+    figures,
+    storm,
+    target_of,
+)
+from tests.helpers.namespaces import why_not
 
-import ringfort
-from ringfort.config import AutoDiscoveryConfig
-from ringfort.identity.namespace import NetworkNamespace
-from ringfort.training.elastic import timeline
-from tests.helpers.namespaces import Host, Lan, lan, why_not
-
-MIB = 1 << 20
-BATCH, MICROBATCH, SAMPLES = 32, 4, 4096
-COMPUTE = 0.020
-"""Seconds per micro-batch."""
-RATE = MICROBATCH / COMPUTE
-"""Samples per second of a member that only computes."""
-FOREVER = 1_000_000
-"""Steps."""
-LIMIT = 120.0
-"""Seconds for any one thing."""
-EVERY = 20
-"""Steps between two checkpoints."""
-
-
-# --- one member -------------------------------------------------------------------------------------------------------
+STEP = 32
+"""Samples per step where recoveries are timed: 40 ms of computing for 4 members, so that the recovery is seen."""
+KINDS = ("kill", "freeze", "cut")
 
 
-_printing = threading.Lock()
+class Report:
+    """Prints figures, and writes each as a line of JSON with `--json`."""
 
+    def __init__(self, path: str | None, given: argparse.Namespace) -> None:
+        self._path = None if path is None else Path(path)
+        self._setting = {name: getattr(given, name) for name in ("members", "mib", "state_mb", "patience", "batch")}
 
-def say(**what: Any) -> None:
-    """Print a line of JSON; any thread may."""
-    with _printing:
-        print(json.dumps(what), flush=True)
+    def figure(self, name: str, text: str, **values: Any) -> None:
+        """Report a figure in words and in numbers."""
+        print(text, flush=True)
+        if self._path is not None:
+            with self._path.open("a") as file:
+                file.write(json.dumps({"figure": name, **values, "setting": self._setting}) + "\n")
 
-
-class _Printer(logging.Handler):
-    """Prints the time line as JSON."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        say(note=record.getMessage(), at=time.monotonic())
-
-
-def member_main(given: argparse.Namespace) -> None:
-    """Train, and print a line of JSON for each step."""
-    say(ready=time.monotonic())
-    if given.timeline:
-        logger = logging.getLogger(timeline.LOGGER)
-        logger.setLevel(logging.DEBUG)
-        logger.propagate = False
-        logger.addHandler(_Printer())
-    size = int(given.mib * MIB) // 4
-    state = {"w": np.zeros(size, np.float32), "more": np.zeros(int(given.state_mb * 1e6), np.uint8)}
-    interfaces = ["127.0.0.1"] if given.loopback else None
-    with ringfort.elastic(
-        state,
-        nodes="1:8",
-        name="benchmark",
-        patience=given.patience,
-        checkpoint=given.folder,
-        checkpoint_every=EVERY,
-        config=AutoDiscoveryConfig(interfaces=interfaces),
-    ) as run:
-        gradient = np.empty(size, np.float32)
-        for step in run.steps(FOREVER, samples=SAMPLES, batch=BATCH, microbatch=MICROBATCH, seed=3):
-            for part in step:
-                time.sleep(COMPUTE)
-                gradient.fill((part % 2).sum() / len(part))
-                step.add({"w": gradient})
-            state["w"] += step.mean()["w"] * BATCH
-            members = run._participant.members
-            epoch = members.epoch
-            say(
-                step=step.number,
-                at=time.monotonic(),
-                members=len(run.members),
-                epoch=0 if epoch is None else epoch.number,
-                leads=epoch is not None and epoch.leader == members.node.peer_id,
-                w=[float(state["w"][0]), float(state["w"][-1])],
-            )
-
-
-# --- all of them ------------------------------------------------------------------------------------------------------
-
-
-class Member:
-    """A process of a member and what it said."""
-
-    def __init__(self, number: int, host: Host | None, key: str, folder: Path, given: argparse.Namespace) -> None:
-        self.number, self._host = number, host
-        self.lines: list[dict[str, Any]] = []
-        self.notes: list[dict[str, Any]] = []
-        self.ready = float("inf")
-        self.died = float("inf")
-        self._come: queue.Queue[dict[str, Any]] = queue.Queue()
-        own = folder / str(number)
-        own.mkdir(0o700, exist_ok=True)
-        variables = {"RINGFORT_KEY": key, "RINGFORT_HOME": str(own), "RINGFORT_CLUSTER": ""}
-        command = [sys.executable, "-m", "benchmarks.elastic", "--member", "--folder", str(own / "checkpoints")]
-        command += ["--mib", str(given.mib), "--state-mb", str(given.state_mb), "--patience", str(given.patience)]
-        if given.timeline:
-            command.append("--timeline")
-        if host is None:
-            environment = {**os.environ, **variables}
-            command.append("--loopback")
-            self.process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
-        else:
-            self.process = host.start(*command, variables=variables, stdout=subprocess.PIPE, text=True)
-        threading.Thread(target=self._read, daemon=True).start()
-
-    def _read(self) -> None:
-        for line in self.process.stdout:
-            if line.endswith("}\n"):
-                self._come.put(json.loads(line))
-
-    def settle(self) -> None:
-        """Take what it has said."""
-        while not self._come.empty():
-            line = self._come.get()
-            if "ready" in line:
-                self.ready = line["ready"]
-            elif "note" in line:
-                self.notes.append(line)
-            else:
-                self.lines.append(line)
-
-    @property
-    def last(self) -> dict[str, Any]:
-        return self.lines[-1] if self.lines else {"step": 0, "members": 0, "epoch": 0, "leads": False, "at": 0.0}
-
-    def kill(self) -> float:
-        """Kill it with SIGKILL. Return when."""
-        self.died = time.monotonic()
-        self.process.kill()
-        self.process.wait(LIMIT)
-        return self.died
-
-
-class Cluster:
-    """All members."""
-
-    def __init__(self, network: Lan | None, size: int, folder: Path, given: argparse.Namespace) -> None:
-        self.network, self._folder, self._given = network, folder, given
-        self.hosts: Sequence[Host | None] = [None] * size if network is None else network.hosts
-        self._key = NetworkNamespace.generate("benchmark").join_code()
-        self.members: dict[int, Member] = {}
-        self.past: list[Member] = []
-        self._states: dict[int, tuple[float, ...]] = {}
-
-    def start(self, number: int) -> Member:
-        """Start the member of a host."""
-        if number in self.members:
-            self.past.append(self.members[number])
-        made = Member(number, self.hosts[number], self._key, self._folder, self._given)
-        self.members[number] = made
-        return made
-
-    @property
-    def alive(self) -> list[Member]:
-        return [member for member in self.members.values() if member.process.poll() is None]
-
-    def settle(self) -> None:
-        """Take what all have said, and compare their states."""
-        for member in (*self.past, *self.members.values()):
-            seen = len(member.lines)
-            member.settle()
-            for line in member.lines[seen:]:
-                if self._states.setdefault(line["step"], tuple(line["w"])) != tuple(line["w"]):
-                    raise AssertionError(f"two states after step {line['step']}")
-
-    def until(self, is_it: Callable[[], bool], what: str) -> None:
-        """Wait until something is so."""
-        deadline = time.monotonic() + LIMIT
-        while True:
-            self.settle()
-            if is_it():
-                return
-            failed = [m for m in self.members.values() if m.process.poll() not in (None, -9)]
-            if failed:
-                raise ChildProcessError(f"member {failed[0].number} ended with {failed[0].process.poll()}")
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"{what}: not within {LIMIT:g} s")
-            time.sleep(0.002)
-
-    def whole(self, size: int) -> None:
-        """Wait until `size` members have done some steps together."""
-        self.until(
-            lambda: len(self.alive) == size and all(m.last["members"] == size for m in self.alive), f"{size} together"
-        )
-        begin = max(m.last["step"] for m in self.alive)
-        self.until(lambda: all(m.last["step"] > begin + 2 for m in self.alive), "some steps")
-
-    def end(self) -> None:
-        for member in self.alive:
-            member.kill()
-
-    def tell(self, what: str, begin: float, end: float, only: Sequence[int] = ()) -> None:
-        """Print the time line of all members, or of some, with `--timeline`."""
-        if not self._given.timeline:
-            return
-        members = [m for m in self.members.values() if not only or m.number in only]
-        found = [(one["at"], m.number, one["note"]) for m in members for one in m.notes if begin <= one["at"] <= end]
-        print(f"--- {what}")
-        for at, number, text in sorted(found):
-            print(f"    {at - begin:7.3f} s  member {number}: {text[:160]}")
-
-
-@contextmanager
-def cluster(size: int, given: argparse.Namespace) -> Iterator[Cluster]:
-    """Yield hosts for `size` members, none started."""
-    with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ringfort-elastic-")))
-        network = None if given.loopback else stack.enter_context(lan(size, machine_ids=True))
-        made = Cluster(network, size, folder, given)
-        stack.callback(made.end)
-        yield made
-
-
-# --- what is measured -------------------------------------------------------------------------------------------------
+    def times(self, name: str, text: str, taken: Sequence[float]) -> None:
+        """Report the median, the 95th percentile and the worst of some times."""
+        ordered = sorted(taken)
+        found = {"median_s": median(ordered), "p95_s": ordered[ceil(0.95 * len(ordered)) - 1], "worst_s": ordered[-1]}
+        words = f"median {found['median_s']:.2f} s, 95% {found['p95_s']:.2f} s, worst {found['worst_s']:.2f} s"
+        self.figure(name, f"{text}: {words} of {len(ordered)}", **found, count=len(ordered))
 
 
 def kill_one(all_members: Cluster, *, leader: bool) -> float:
@@ -264,13 +89,13 @@ def kill_one(all_members: Cluster, *, leader: bool) -> float:
 
 
 def freeze_one(all_members: Cluster, away: float) -> tuple[float, float]:
-    """Stop a member with SIGSTOP for `away` seconds longer than the others take to go on without it. Return the seconds
-    to their next step, and those from its return until it takes part again."""
+    """Stop all processes of a member with SIGSTOP until `away` seconds after the others have gone on without it. Return
+    the seconds to their next step, and those from its return until it takes part again."""
     size = len(all_members.alive)
     victim = next(m for m in all_members.alive if not m.last["leads"])
     others = [m for m in all_members.alive if m is not victim]
     epoch, begin = victim.last["epoch"], time.monotonic()
-    victim.process.send_signal(signal.SIGSTOP)
+    victim.freeze()
 
     def after(m: Member, wanted: int) -> list[float]:
         return [one["at"] for one in m.lines[-200:] if one["epoch"] > epoch and one["members"] == wanted]
@@ -280,7 +105,7 @@ def freeze_one(all_members: Cluster, away: float) -> tuple[float, float]:
     all_members.tell(f"member {victim.number} was frozen: {seconds:.2f} s", begin, begin + seconds)
     time.sleep(away)
     back = time.monotonic()
-    victim.process.send_signal(signal.SIGCONT)
+    victim.thaw()
     all_members.until(lambda: bool(after(victim, size)), "the frozen one is back")
     returned = after(victim, size)[0] - back
     numbers = (victim.number, others[0].number)
@@ -290,17 +115,14 @@ def freeze_one(all_members: Cluster, away: float) -> tuple[float, float]:
 
 
 def cut_one(all_members: Cluster, seconds: float) -> tuple[bool, float]:
-    """Cut a member off for so many seconds. Return whether an epoch has ended, and the longest time between two steps
+    """Cut a member off for so many seconds. Return whether the others lost it, and the longest time between two steps
     of another member."""
-    network, size = all_members.network, len(all_members.alive)
-    assert network is not None
+    size = len(all_members.alive)
     victim, other = all_members.alive[-1], all_members.alive[0]
-    host = all_members.hosts[victim.number]
-    assert host is not None
     before, begin = other.last["epoch"], time.monotonic()
-    network.cut(host)
+    all_members.cut(victim)
     time.sleep(seconds)
-    network.heal(host)
+    all_members.heal(victim)
     all_members.whole(size)
     times = [line["at"] for line in other.lines if line["at"] > begin - 2]
     all_members.tell(f"member {victim.number} was cut off for {seconds:g} s", begin, times[-1])
@@ -341,64 +163,9 @@ def kill_all(all_members: Cluster) -> tuple[float, int]:
     return begun - max(m.ready for m in made), before - first + 1
 
 
-def storm(all_members: Cluster, seconds: float, every: float, away: float) -> dict[str, float]:
-    """Kill any member every so many seconds, and start it again after `away`. With `every` 0, kill nobody."""
-    begin = time.monotonic()
-    first = max(m.last["step"] for m in all_members.alive)
-    alive: list[Member] = list(all_members.alive)
-    back: list[tuple[float, int]] = []
-    next_kill = begin + every if every else float("inf")
-    while (now := time.monotonic()) < begin + seconds:
-        all_members.settle()
-        if now >= next_kill and len(all_members.alive) > 1:
-            victim = random.choice(all_members.alive)
-            victim.kill()
-            back.append((now + away, victim.number))
-            next_kill += every
-        for when, number in [one for one in back if one[0] <= now]:
-            back.remove((when, number))
-            alive.append(all_members.start(number))
-        time.sleep(0.01)
-    all_members.settle()
-    end = time.monotonic()
-    steps = sorted({line["step"] for m in alive for line in m.lines if begin <= line["at"] <= end})
-    times = sorted({line["step"]: line["at"] for m in alive for line in m.lines if begin <= line["at"]}.values())
-    present = sum(max(0.0, min(m.died, end) - max(m.ready, begin)) for m in alive)
-    samples = (steps[-1] - first) * BATCH
-    gaps = [b - a for a, b in zip([begin, *times], times, strict=False)]
-    return {"goodput": samples / (present * RATE), "samples/s": samples / (end - begin), "longest gap s": max(gaps)}
-
-
-def main() -> None:
-    """Run the command line."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.elastic", description=__doc__)
-    parser.add_argument("--member", action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument("--folder", help=argparse.SUPPRESS)
-    parser.add_argument("--members", type=int, default=4, help="members [%(default)s]")
-    parser.add_argument("--kills", type=int, default=10, help="kills of a member, and of the leader [%(default)s]")
-    parser.add_argument("--storm", type=float, default=60.0, help="seconds of the storm, and of calm [%(default)s]")
-    parser.add_argument("--every", type=float, default=5.0, help="seconds between two kills of the storm [%(default)s]")
-    parser.add_argument("--away", type=float, default=5.0, help="seconds before a killed one is started [%(default)s]")
-    parser.add_argument("--mib", type=float, default=16.0, help="MiB of gradients [%(default)s]")
-    parser.add_argument("--state-mb", type=float, default=84.0, help="MB of state beside the weights [%(default)s]")
-    parser.add_argument("--patience", type=float, default=2.0, help="seconds [%(default)s]")
-    parser.add_argument("--timeline", action="store_true", help="print where the time of recoveries and joins went")
-    parser.add_argument("--freezes", type=int, default=3, help="members that are stopped for a while [%(default)s]")
-    parser.add_argument("--cuts", type=int, default=0, help="members that are cut off for a while [%(default)s]")
-    parser.add_argument("--cut", type=float, default=2.0, help="seconds of such a cut [%(default)s]")
-    parser.add_argument("--joins", type=int, default=1, help="joins of one more member [%(default)s]")
-    parser.add_argument("--loopback", action="store_true", help="processes on loopback, without namespaces")
-    given = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that processes and namespaces are removed
-    if given.member:
-        member_main(given)
-        return
-    if not given.loopback and why_not():
-        print(f"on loopback: {why_not()}")
-        given.loopback = True
-    load = os.getloadavg()[0]
-    print(f"{given.members} members, {given.mib:g} MiB of gradients, load {load:.1f} on {os.cpu_count()} cores")
-    with cluster(given.members + 1, given) as all_members:
+def measure_recoveries(given: argparse.Namespace, report: Report) -> None:
+    """Report what each kind of fault costs, one fault at a time."""
+    with cluster("recoveries", given.members + 1, given) as all_members:
         for number in range(given.members):
             all_members.start(number)
         all_members.whole(given.members)
@@ -406,35 +173,215 @@ def main() -> None:
             taken = [kill_one(all_members, leader=leader) for _ in range(given.kills)]
             if taken:
                 who = "the leader" if leader else "a member"
-                print(f"SIGKILL of {who} to the next step: median {median(taken):.2f} s, worst {max(taken):.2f} s")
+                report.times(f"kill of {who}", f"SIGKILL of {who} to the next step", taken)
         taken = [freeze_one(all_members, away=0.3) for _ in range(given.freezes)]
         if taken:
             gone, back = zip(*taken, strict=True)
-            print(
-                f"SIGSTOP of a member at patience {given.patience:g} s to the next step: median {median(gone):.2f} s, "
-                f"worst {max(gone):.2f} s; it is back {median(back):.2f} s after SIGCONT, worst {max(back):.2f} s"
-            )
+            patience = f"at patience {given.patience:g} s"
+            report.times("freeze", f"SIGSTOP of all processes of a member {patience} to the next step", gone)
+            report.times("return", "a frozen member is back after SIGCONT", back)
         taken = [cut_one(all_members, given.cut) for _ in range(0 if given.loopback else given.cuts)]
         if taken:
-            lost, longest_gaps = zip(*taken, strict=True)
-            print(
-                f"a cut of {given.cut:g} s at patience {given.patience:g} s: {sum(lost)} of {len(lost)} end an epoch, "
-                f"longest time without a step {max(longest_gaps):.2f} s"
-            )
+            lost, gaps = zip(*taken, strict=True)
+            text = f"a cut of {given.cut:g} s at patience {given.patience:g} s"
+            report.figure(
+                "cut",
+                f"{text}: {sum(lost)} of {len(lost)} lost the member, longest time without a step {max(gaps):.2f} s",
+                lost=sum(lost), count=len(lost), longest_gap_s=max(gaps), cut_s=given.cut,
+            )  # fmt: skip
         for _ in range(given.joins):
             seconds, longest, usual = join_one(all_members, given.members)
-            print(
+            report.figure(
+                "join",
                 f"a joiner takes part {seconds:.2f} s after its imports; meanwhile the longest step of the others is "
-                f"{longest:.2f} s, usually {usual:.2f} s"
-            )
+                f"{longest:.2f} s, usually {usual:.2f} s",
+                seconds=seconds, longest_s=longest, usual_s=usual,
+            )  # fmt: skip
             all_members.members[given.members].kill()
             all_members.whole(given.members)
-        seconds, lost = kill_all(all_members)
-        print(f"all killed: the first step {seconds:.2f} s after the imports, {lost} steps lost (saved every {EVERY})")
-        for what, every in (("calm", 0.0), (f"a kill every {given.every:g} s", given.every)):
-            if given.storm:
-                found = storm(all_members, given.storm, every, given.away)
-                print(f"{what}: {', '.join(f'{name} {value:.3g}' for name, value in found.items())}")
+        if given.all_killed:
+            seconds, lost = kill_all(all_members)
+            text = f"all killed: the first step {seconds:.2f} s after the imports, {lost} steps lost"
+            report.figure("all killed", f"{text} (saved every {EVERY})", seconds=seconds, lost=lost, every=EVERY)
+
+
+def measure_storm(given: argparse.Namespace, report: Report) -> None:
+    """Report what a member does alone, what all do in calm and what they do in a storm."""
+    kinds, chance = given.faults, random.Random(given.seed)
+    with cluster("storm", given.members, given) as all_members:
+        all_members.start(0)
+        rate = alone(all_members, given.alone)
+        report.figure(
+            "alone",
+            f"alone a member seals {rate:.1f} samples/s; computing alone would give {RATE:.0f} "
+            f"({MICROBATCH} samples per {COMPUTE * 1e3:g} ms)",
+            samples_per_s=rate, pure_samples_per_s=RATE,
+        )  # fmt: skip
+        for number in range(1, given.members):
+            all_members.start(number)
+        all_members.whole(given.members)
+        calm = figures(all_members, *storm(all_members, given.calm, 0.0, (), chance), rate)
+        report.figure(
+            "calm",
+            f"calm, {calm['seconds']:.0f} s: goodput {calm['goodput']:.1%}, raw {calm['raw']:.1%}, "
+            f"{calm['samples_per_s']:.1f} samples/s, longest gap {calm['longest_gap_s']:.2f} s, "
+            f"{calm['busy_cores']:.1f} cores busy",
+            **calm,
+        )
+        steps, faults = storm(all_members, given.storm, given.every, kinds, chance)
+        found = figures(all_members, steps, faults, rate)
+        target = target_of(kinds, given.every, faults.done, found["seconds"], given.patience)
+        found |= {"of_calm": found["goodput"] / calm["goodput"], "every_s": given.every, "kinds": kinds}
+        found |= {"target": target.goodput, "met": found["goodput"] >= target.goodput, "seed": given.seed}
+        found |= {"target_gap_s": target.gap, "met_gap": found["longest_gap_s"] <= (target.gap or float("inf"))}
+        report.figure("storm", storm_text(found, target.why), **found)
+        if found["errors"]:
+            sys.exit(1)
+
+
+def storm_text(found: dict[str, Any], why: str) -> str:
+    """Return the figures of a storm in words."""
+    count = ", ".join(f"{number} {kind}s" for kind, number in sorted(found["faults"].items())) or "none"
+    gap = "" if found["target_gap_s"] is None else f" (target {found['target_gap_s']:g} s: {_yes(found['met_gap'])})"
+    lines = [
+        f"storm, {found['seconds']:.0f} s, a fault every {found['every_s']:g} s: {count}; seed {found['seed']}",
+        f"  {found['of_the_leader']} hit the leader, {found['left_out']} left out; {found['steps']} steps",
+        f"  goodput {found['goodput']:.1%}, target {found['target']:.1%} ({why}): {_yes(found['met'])}",
+        f"  raw {found['raw']:.1%}; {found['of_calm']:.1%} of calm's goodput; {found['samples_per_s']:.1f} samples/s",
+        f"  {found['busy_cores']:.1f} of {os.cpu_count()} cores busy",
+        f"  {found['mean_present']:.2f} members present; {found['lost_joining']:.1%} of their time went into joining",
+        f"  {found['joins']} joins: {_join_text(found)}",
+        f"  {found['lost_away']:.1%} of their time they were frozen or cut off",
+        f"  longest gap {found['longest_gap']}{gap}",
+        _result_text(found),
+    ]
+    return "\n".join(lines)
+
+
+def measure_churn(given: argparse.Namespace, report: Report) -> None:
+    """Report how a run goes on while members come and go all the time."""
+    with cluster("churn", CHURN_HOSTS, given) as all_members:
+        for number in range(2):
+            all_members.start(number)
+        all_members.whole(2)
+        found = churn_figures(all_members, *churn(all_members, given.churn, random.Random(given.seed)))
+        gaps = found["long_gaps"]
+        lines = [
+            f"churn, {found['seconds']:.0f} s, up to {CHURN_HOSTS} hosts; seed {given.seed}",
+            f"  {found['kills']} kills, {found['kills_of_the_leader']} of the leader",
+            f"  {found['starts']} starts: {found['joins']} joined, {found['killed_before_they_joined']} died before",
+            f"  {_join_text(found)}",
+            f"  {found['mean_present']:.2f} members present; {found['steps']} steps",
+            f"  {found['busy_cores']:.1f} of {os.cpu_count()} cores busy",
+            f"  longest gap {found['longest_gap']}",
+            f"  gaps over {CHURN_GAP:g} s: {len(gaps) or 'none'}",
+            *(f"    {gap}" for gap in gaps),
+            _result_text(found),
+        ]
+        report.figure("churn", "\n".join(lines), **found, seed=given.seed, met=not gaps)
+        if found["errors"]:
+            sys.exit(1)
+
+
+def _join_text(found: dict[str, Any]) -> str:
+    return f"imports to first step: median {found['join_median_s']:.2f} s, worst {found['join_worst_s']:.2f} s"
+
+
+def _result_text(found: dict[str, Any]) -> str:
+    again = (
+        f"; {found['steps_again']} steps were sealed again in a new branch, after a checkpoint"
+        if found["steps_again"]
+        else ""
+    )
+    failures = f"; {len(found['errors'])} ERRORS" if found["errors"] else ""
+    return f"  the state of each member at each step is that of a run without faults{again}{failures}"
+
+
+def _yes(is_met: bool) -> str:
+    return "met" if is_met else "NOT met"
+
+
+def _kinds(text: str) -> list[str]:
+    kinds = text.split(",")
+    unknown = set(kinds) - set(KINDS)
+    if unknown:
+        raise argparse.ArgumentTypeError(f"unknown fault {', '.join(unknown)}; choose from {', '.join(KINDS)}")
+    return kinds
+
+
+def _batch(text: str) -> int:
+    # The mean times the batch must be the sum to the bit, which division by a power of two keeps.
+    batch = int(text)
+    if batch < MICROBATCH or batch & (batch - 1):
+        raise argparse.ArgumentTypeError(f"must be a power of two, at least {MICROBATCH}")
+    return batch
+
+
+def main() -> None:
+    """Run the command line."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.elastic", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("--members", type=int, default=4, help="members [%(default)s]")
+    add("--mib", type=float, default=16.0, help="MiB of gradients [%(default)s]")
+    add("--state-mb", type=float, default=84.0, help="MB of state beside the weights [%(default)s]")
+    add("--patience", type=float, default=2.0, help="seconds [%(default)s]")
+    add(
+        "--batch", type=_batch, help=f"samples per step, a power of two [{STEP}; storms: {BATCH}]. Each 4 take 20 ms, "
+        f"so {STEP} are 40 ms of computing for 4 members, beside 100 ms on the wire where the members share 2 cores: a "
+        f"storm would measure the wire. {BATCH} are 0.64 s. With more, a step that is repeated takes too long for the "
+        "longest gap of 3 s"
+    )  # fmt: skip
+    add("--loopback", action="store_true", help="processes on loopback, without namespaces, and so without cuts")
+    add("--json", metavar="FILE", help="append each figure to this file, as a line of JSON")
+    add("--keep", metavar="FOLDER", help="keep the logs of all members there; without it only after an error")
+    one = parser.add_argument_group("one fault at a time (without --storm and --churn)")
+    add = one.add_argument
+    add("--kills", type=int, default=10, help="kills of a member, and of the leader [%(default)s]")
+    add("--freezes", type=int, default=3, help="members that are stopped for a while [%(default)s]")
+    add("--cuts", type=int, default=0, help="members that are cut off for a while [%(default)s]")
+    add("--cut", type=float, default=2.0, help="seconds of such a cut [%(default)s]")
+    add("--joins", type=int, default=1, help="joins of one more member [%(default)s]")
+    add("--all-killed", type=int, default=1, help="0: do not kill all at once in the end [%(default)s]")
+    add("--timeline", action="store_true", help="print where the time of recoveries and joins went")
+    long = parser.add_argument_group("storm and churn")
+    add = long.add_argument
+    add("--storm", type=float, default=0.0, metavar="SECONDS", help="hurt any member at fixed times")
+    add("--every", type=float, default=29.0, help="seconds between two faults of the storm [%(default)s]")
+    add("--away", type=float, default=5.0, help="seconds before a killed one is started [%(default)s]")
+    add(
+        "--faults", type=_kinds, default=["kill"], help="kinds of faults, of kill,freeze,cut [kill]. Freezes and cuts "
+        f"last {ABSENCE[0]:g} to {ABSENCE[1]:g} s"
+    )  # fmt: skip
+    add("--alone", type=float, default=30.0, help="seconds for which a member alone is measured before [%(default)s]")
+    add("--calm", type=float, default=60.0, help="seconds of calm before the storm [%(default)s]")
+    add("--churn", type=float, default=0.0, metavar="SECONDS", help="start or kill a member every 0.5 to 2 s")
+    add("--seed", type=int, default=1, help="of the random choices of storm and churn [%(default)s]")
+    given = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that processes and namespaces are removed
+    if not given.loopback and why_not():
+        print(f"on loopback: {why_not()}")
+        given.loopback = True
+    if given.loopback and "cut" in given.faults:
+        print("no cuts on loopback")
+        given.faults = [kind for kind in given.faults if kind != "cut"] or ["kill"]
+    if given.batch is None:
+        given.batch = BATCH if given.storm else STEP
+    report = Report(given.json, given)
+    load = os.getloadavg()[0]
+    members = f"up to {CHURN_HOSTS}" if given.churn and not given.storm else given.members
+    print(
+        f"{members} members, {given.mib:g} MiB of gradients, {given.state_mb:g} MB of state beside, batch "
+        f"{given.batch}, load {load:.1f} on {os.cpu_count()} cores",
+        flush=True,
+    )
+    if given.storm:
+        measure_storm(given, report)
+    if given.churn:
+        measure_churn(given, report)
+    if not given.storm and not given.churn:
+        measure_recoveries(given, report)
     print(f"load {os.getloadavg()[0]:.1f} at the end")
 
 
