@@ -6,10 +6,11 @@ import re
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.helpers.elastic_programs import Start, programs
+from tests.helpers.elastic_programs import Line, Start, programs
 
 
 @pytest.fixture
@@ -84,3 +85,32 @@ def test_a_program_with_another_batch_is_told_what_differs(start: Start) -> None
     told = next(line["at"] for line in other.lines if "is another one: batch is 16" in line.get("log", ""))
     print(f"told after {told - begun:.2f} s")
     assert all(run.process.poll() is None for run in runs)
+
+
+def test_a_run_leaves_the_checkpoints_of_another_one_alone_and_continues_with_its_own(
+    start: Start, tmp_path: Path
+) -> None:
+    folder = tmp_path / "run1"
+
+    def trained(**settings: Any) -> Line:
+        program = start(nodes="1:1", pause=0.0, checkpoint=str(folder), **settings)
+        end = program.end()
+        assert (program.process.returncode, end.get("done")) == (0, settings["total"]), program.lines[-3:]
+        return end
+
+    trained(total=20)
+    own = {path.name for path in folder.glob("*.ringfort")}
+    assert any("step-000000020-" in name for name in own)
+    for batch in (16, 24):  # two, because one file of another branch stays in any case
+        trained(total=60, batch=batch)
+    assert own < {path.name for path in folder.glob("*.ringfort")}
+    assert trained(total=30)["applied"] == 10
+
+
+def test_a_checkpoint_folder_that_is_a_file_is_refused_before_the_first_step(start: Start, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    program = start(nodes="1:1", checkpoint=str(tmp_path / "file"))
+    end = program.end()
+    assert (program.process.returncode, end["failed"]) == (3, "InvalidArgumentError")
+    assert end["why"] == f"checkpoint='{tmp_path}/file': cannot be used: file exists; choose a folder, not a file"
+    assert program.last_step == 0
