@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.helpers.elastic_programs import Line, Start, programs
+from ringfort.identity.namespace import NetworkNamespace
+from tests.helpers.elastic_programs import PATIENCE, Line, Program, Start, programs
 
 
 @pytest.fixture
@@ -114,3 +117,31 @@ def test_a_checkpoint_folder_that_is_a_file_is_refused_before_the_first_step(sta
     assert (program.process.returncode, end["failed"]) == (3, "InvalidArgumentError")
     assert end["why"] == f"checkpoint='{tmp_path}/file': cannot be used: file exists; choose a folder, not a file"
     assert program.last_step == 0
+
+
+def test_half_of_a_run_waits_for_the_rest_even_if_all_lost_power_a_year_ago(start: Start, tmp_path: Path) -> None:
+    key = NetworkNamespace.generate("home").join_code()
+    homes = [tmp_path / name for name in ("study", "shed")]
+
+    def begin(home: Path, pause: float) -> Program:
+        home.mkdir(0o700, exist_ok=True)
+        variables = {"RINGFORT_HOME": str(home), "RINGFORT_KEY": key}
+        return start(variables, total=42, nodes="1:2", pause=pause, checkpoint=str(home / "saved"))
+
+    members = [begin(home, pause=0.03) for home in homes]
+    for member in members:
+        member.step(12, members=2)
+    controls = [member.control for member in members]
+    for member, control in zip(members, controls, strict=True):
+        member.kill()
+        control.wait(PATIENCE)  # it holds the lock of its votes
+    a_year_ago = time.time() - 365 * 24 * 3600
+    for home in homes:
+        for path in (home / "votes").iterdir():
+            os.utime(path, (a_year_ago, a_year_ago))
+    half = begin(homes[0], pause=0.0)
+    half.until(lambda line: "was in a group with" in line.get("log", ""))
+    assert half.last_step == 0
+    for program in (half, begin(homes[1], pause=0.0)):
+        end = program.end()
+        assert (program.process.returncode, end["done"], end["seen"]) == (0, 42, [14])
