@@ -145,3 +145,15 @@ def test_half_of_a_run_waits_for_the_rest_even_if_all_lost_power_a_year_ago(star
     for program in (half, begin(homes[1], pause=0.0)):
         end = program.end()
         assert (program.process.returncode, end["done"], end["seen"]) == (0, 42, [14])
+
+
+def test_a_machine_beyond_the_most_is_told_so_and_takes_the_place_of_one_that_leaves(start: Start) -> None:
+    leaving, stays = [start(total=4000, nodes="1:2") for _ in range(2)]
+    for member in (leaving, stays):
+        member.step(2, members=2)
+    third = start(total=4000, nodes="1:2")
+    third.says("Waiting: the run has 2 members, as many as it may have (nodes). This machine takes the next place")
+    leaving.process.send_signal(signal.SIGTERM)
+    third.step(3, members=2)
+    assert third.until(lambda line: "computed" in line and line["computed"] > 0)
+    assert stays.process.poll() is None
