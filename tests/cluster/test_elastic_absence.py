@@ -5,9 +5,10 @@ from __future__ import annotations
 import signal
 from pathlib import Path
 
-from tests.helpers.absent_programs import Start, bus, ends_well, said, start
+from tests.helpers.absent_programs import Start, bus, ends_well, logind, start
+from tests.helpers.elastic_programs import Program
 
-__all__ = ["bus", "start"]
+__all__ = ["bus", "logind", "start"]
 
 
 def test_a_member_that_is_aside_is_not_slow(start: Start, tmp_path: Path) -> None:
@@ -19,7 +20,7 @@ def test_a_member_that_is_aside_is_not_slow(start: Start, tmp_path: Path) -> Non
     aside.until(lambda line: line.get("step", 0) >= first + 10)
     (tmp_path / "busy").unlink()
     ends_well(tmp_path, other, aside)
-    assert not said(other, "slow")
+    assert not other.has_said("slow")
 
 
 def test_a_newcomer_warms_up_first_and_comes_back_if_it_is_frozen_for_longer_than_the_patience(
@@ -40,10 +41,8 @@ def test_a_newcomer_warms_up_first_and_comes_back_if_it_is_frozen_for_longer_tha
 
 
 def test_a_machine_leaves_before_it_sleeps_and_comes_back_when_it_is_awake(
-    start: Start, bus: str, tmp_path: Path
+    start: Start, bus: str, logind: Program, tmp_path: Path
 ) -> None:
-    logind = start("tests.workers.fake_logind", bus)
-    logind.until(lambda line: "ready" in line)
     stays, sleeper = start(), start(bus=bus)
     logind.until(lambda line: line.get("lock") == ["sleep", "Ringfort", "delay"])
     stays.members(2)
@@ -52,7 +51,7 @@ def test_a_machine_leaves_before_it_sleeps_and_comes_back_when_it_is_awake(
     logind.until(lambda line: "impostor" in line)
     first = sleeper.members(2)["step"]
     sleeper.until(lambda line: line.get("step", 0) >= first + 10)
-    assert not said(sleeper, "goes to sleep")  # anybody may send such a signal; only logind's counts
+    assert not sleeper.has_said("goes to sleep")  # anybody may send such a signal; only logind's counts
     logind.type("sleep")
     asleep = logind.until(lambda line: "asleep" in line)
     print(f"left {asleep['seconds']:.2f} s after the signal")
@@ -70,10 +69,8 @@ def test_a_machine_leaves_before_it_sleeps_and_comes_back_when_it_is_awake(
 
 
 def test_the_only_member_continues_where_it_was_when_its_machine_is_awake(
-    start: Start, bus: str, tmp_path: Path
+    start: Start, bus: str, logind: Program, tmp_path: Path
 ) -> None:
-    logind = start("tests.workers.fake_logind", bus)
-    logind.until(lambda line: "ready" in line)
     alone = start(bus=bus)
     alone.members(1)
     logind.until(lambda line: "lock" in line)

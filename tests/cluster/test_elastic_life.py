@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.helpers.elastic_programs import Start, programs
+from ringfort.identity.namespace import NetworkNamespace
+from tests.helpers.elastic_programs import PATIENCE, Line, Program, Start, programs
 
 
 @pytest.fixture
@@ -84,3 +88,72 @@ def test_a_program_with_another_batch_is_told_what_differs(start: Start) -> None
     told = next(line["at"] for line in other.lines if "is another one: batch is 16" in line.get("log", ""))
     print(f"told after {told - begun:.2f} s")
     assert all(run.process.poll() is None for run in runs)
+
+
+def test_a_run_leaves_the_checkpoints_of_another_one_alone_and_continues_with_its_own(
+    start: Start, tmp_path: Path
+) -> None:
+    folder = tmp_path / "run1"
+
+    def trained(**settings: Any) -> Line:
+        program = start(nodes="1:1", pause=0.0, checkpoint=str(folder), **settings)
+        end = program.end()
+        assert (program.process.returncode, end.get("done")) == (0, settings["total"]), program.lines[-3:]
+        return end
+
+    trained(total=20)
+    own = {path.name for path in folder.glob("*.ringfort")}
+    assert any("step-000000020-" in name for name in own)
+    for batch in (16, 24):  # two, because one file of another branch stays in any case
+        trained(total=60, batch=batch)
+    assert own < {path.name for path in folder.glob("*.ringfort")}
+    assert trained(total=30)["applied"] == 10
+
+
+def test_a_checkpoint_folder_that_is_a_file_is_refused_before_the_first_step(start: Start, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    program = start(nodes="1:1", checkpoint=str(tmp_path / "file"))
+    end = program.end()
+    assert (program.process.returncode, end["failed"]) == (3, "InvalidArgumentError")
+    assert end["why"] == f"checkpoint='{tmp_path}/file': cannot be used: file exists; choose a folder, not a file"
+    assert program.last_step == 0
+
+
+def test_half_of_a_run_waits_for_the_rest_even_if_all_lost_power_a_year_ago(start: Start, tmp_path: Path) -> None:
+    key = NetworkNamespace.generate("home").join_code()
+    homes = [tmp_path / name for name in ("study", "shed")]
+
+    def begin(home: Path, pause: float) -> Program:
+        home.mkdir(0o700, exist_ok=True)
+        variables = {"RINGFORT_HOME": str(home), "RINGFORT_KEY": key}
+        return start(variables, total=42, nodes="1:2", pause=pause, checkpoint=str(home / "saved"))
+
+    members = [begin(home, pause=0.03) for home in homes]
+    for member in members:
+        member.step(12, members=2)
+    controls = [member.control for member in members]
+    for member, control in zip(members, controls, strict=True):
+        member.kill()
+        control.wait(PATIENCE)  # it holds the lock of its votes
+    a_year_ago = time.time() - 365 * 24 * 3600
+    for home in homes:
+        for path in (home / "votes").iterdir():
+            os.utime(path, (a_year_ago, a_year_ago))
+    half = begin(homes[0], pause=0.0)
+    half.until(lambda line: "was in a group with" in line.get("log", ""))
+    assert half.last_step == 0
+    for program in (half, begin(homes[1], pause=0.0)):
+        end = program.end()
+        assert (program.process.returncode, end["done"], end["seen"]) == (0, 42, [14])
+
+
+def test_a_machine_beyond_the_most_is_told_so_and_takes_the_place_of_one_that_leaves(start: Start) -> None:
+    leaving, stays = [start(total=4000, nodes="1:2") for _ in range(2)]
+    for member in (leaving, stays):
+        member.step(2, members=2)
+    third = start(total=4000, nodes="1:2")
+    third.says("Waiting: the run has 2 members, as many as it may have (nodes). This machine takes the next place")
+    leaving.process.send_signal(signal.SIGTERM)
+    third.step(3, members=2)
+    assert third.until(lambda line: "computed" in line and line["computed"] > 0)
+    assert stays.process.poll() is None

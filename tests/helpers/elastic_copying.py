@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 
 from ringfort.cluster.core.peer_messages import Epoch
 from ringfort.training.elastic.protocol import Mark
-from tests.helpers.elastic_model import applied
+from tests.helpers.elastic_numbers import applied
 
 if TYPE_CHECKING:
     from tests.helpers.elastic_program import Program

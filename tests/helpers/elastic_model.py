@@ -8,20 +8,16 @@ results is found out. One host may damage its copies of results. `History(seed).
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Generator
 from dataclasses import dataclass, field
-from functools import cache
 from random import Random
-from typing import Any, NamedTuple
-from zlib import crc32
+from typing import Any
 
 from msgspec.structs import replace
 
 from ringfort.cluster.core.membership import Voter, heritage, largest_lawful
 from ringfort.cluster.core.peer_messages import Epoch, Member, Propose, Report, RunState, Term, Votes
 from ringfort.cluster.core.run_members import Evidence, run_members
-from ringfort.training.elastic.dealing import Data
 from ringfort.training.elastic.protocol import (
     Apply,
     Compute,
@@ -37,73 +33,23 @@ from ringfort.training.elastic.protocol import (
     Standstill,
     StepError,
 )
-
-DATA = Data(samples=50, batch=12, microbatch=3, seed=7)
-DAMAGE = 10**30
-"""What a damaged copy has too much: states have less, so what a state would be without it is known."""
-
+from tests.helpers.elastic_numbers import (
+    DAMAGE,
+    DATA,
+    Saved,
+    Total,
+    Wrong,
+    applied,
+    damaged,
+    digest,
+    expected,
+    part_sum,
+    run_state,
+    void_after,
+    whole,
+)
 
 KINDS = ["kill", "kill", "start", "start", "start", "cut", "heal", "save", "power", "elders"]
-
-
-class Total(NamedTuple):
-    """A reduced gradient, or a state."""
-
-    value: int
-    made: str
-    """In which epoch it was reduced."""
-
-
-class Saved(NamedTuple):
-    """A checkpoint."""
-
-    step: int = -1
-    cursor: int = 0
-    state: int = 0
-    branch: str = ""
-
-
-class Wrong(AssertionError):  # noqa: N818  # a verdict
-    """A history broke a promise."""
-
-
-def gradient(sample: int) -> int:
-    """Return the gradient of one sample."""
-    return (sample * 2654435761) % 1000003
-
-
-@cache
-def part_sum(cursor: int, part: int) -> int:
-    """Return the sum of the gradients of one micro-batch of the step that begins at `cursor`."""
-    return sum(gradient(int(i)) for i in DATA.part(DATA.span(cursor), part))
-
-
-def expected(cursor: int, known: dict[int, int] = {0: 0}) -> int:  # noqa: B006  # a cache
-    """Return the state after `cursor` samples."""
-    if cursor not in known:
-        top = max(one for one in known if one <= cursor)
-        while top < cursor:
-            span = DATA.span(top)
-            known[top + span.samples] = known[top] + sum(part_sum(top, part) for part in range(DATA.parts(span)))
-            top += span.samples
-    return known[cursor]
-
-
-def digest(result: Result, me: int, size: int) -> int:
-    """Return the digest of the first member's share, which is everything."""
-    return crc32(repr(result.payload).encode()) if me == 0 else 0
-
-
-def whole(result: Result) -> int:
-    """Return the digest of everything."""
-    return digest(result, 0, 1)
-
-
-def run_state(stands: Standstill, *, is_ready: bool = False) -> RunState:
-    """Return what the law of membership is told."""
-    mark = stands.mark
-    text = crc32(repr(mark).encode()).to_bytes(16, "big") if mark.branch else b""
-    return RunState(text, stands.lineage, mark.step, stands.is_pending, is_ready)
 
 
 @dataclass(eq=False)
@@ -138,23 +84,6 @@ class Peer:
     def settled_state(self) -> int:
         """The state at the mark: a result that was sealed may still have to be applied."""
         return applied(self.state, self.doing.result) if isinstance(self.doing, Apply) else self.state
-
-
-def damaged(copy: Any) -> Any:
-    """Return a damaged copy of a reduced gradient, or of a result or state that was sent."""
-    if isinstance(copy, Result):
-        return dataclasses.replace(copy, payload=damaged(copy.payload))
-    return copy._replace(value=copy.value + DAMAGE)
-
-
-def void_after(replica: Replica, epoch: Epoch) -> str:
-    """Return the reduction that a replica knows to be void after it found that copies differ in `epoch`."""
-    return str(epoch.key) if replica.report().void == epoch.number else ""
-
-
-def applied(state: int, result: Result) -> int:
-    """Return the state after `result`."""
-    return result.payload.value + (0 if result.is_state else state)
 
 
 class History:
@@ -680,33 +609,3 @@ class History:
                         target.early[turn, rank] = value
                 elif target.voter.votes.highest <= key[0] and target.epoch is None:
                     self.messages.append(message)  # it has not heard of the commit yet
-
-
-class Seating(History):
-    """A member alone seats two learners, who are the majority then, and loses power: where it matters most that nobody
-    is seated while a step is pending."""
-
-    def __init__(self, seed: int) -> None:
-        super().__init__(seed, events=400)
-        self.hosts = 3
-        self.votes_on_disk = {host: [] for host in range(self.hosts)}
-        self.mishaps, self.staleness, self.cruelty = 0.02, 1.0, 0.5
-        self.kinds = ["start"]
-
-    def begin(self) -> None:
-        """Only one is there."""
-        self.start(0)
-
-
-class Sending(History):
-    """The network is cut all the time, and the bad host damages what it is sent in recovery: where it matters most that
-    such a result is never void."""
-
-    def __init__(self, seed: int) -> None:
-        super().__init__(seed)
-        self.mishaps, self.damage = 0.06, 0.9
-        self.kinds = ["cut", "cut", "heal", "heal", "start"]
-
-    def copied(self, peer: Peer, copy: Any) -> Any:
-        """Reductions arrive as they are, and so do the states that found a branch."""
-        return super().copied(peer, copy) if isinstance(copy, Result) and not copy.is_state else copy

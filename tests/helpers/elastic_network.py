@@ -17,7 +17,7 @@ from ringfort.config import AutoDiscoveryConfig
 from ringfort.testing.network import SimulatedNetwork, SimulatedPeer
 from ringfort.training.elastic.protocol import Mark, Result
 from tests.helpers.elastic_faults import Faults
-from tests.helpers.elastic_model import DAMAGE, Saved, Total, Wrong, expected
+from tests.helpers.elastic_numbers import DAMAGE, Saved, Total, Wrong, expected
 from tests.helpers.elastic_program import Program
 
 HEALING: Final = 15.0

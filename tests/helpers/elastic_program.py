@@ -27,7 +27,7 @@ from ringfort.training.elastic.protocol import (
     Token,
 )
 from tests.helpers.elastic_copying import Copying
-from tests.helpers.elastic_model import (
+from tests.helpers.elastic_numbers import (
     DATA,
     Saved,
     Total,

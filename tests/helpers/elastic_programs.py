@@ -36,7 +36,8 @@ class Program:
         clean = {name: value for name, value in os.environ.items() if not name.startswith("RINGFORT_")}
         self.process = launcher(
             [sys.executable, "-m", module, json.dumps(arguments)],
-            stdout=subprocess.PIPE, text=True, env={**clean, "RINGFORT_HOME": str(home), **variables},
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            env={**clean, "RINGFORT_HOME": str(home), **variables},
         )  # fmt: skip
         self._reader = threading.Thread(target=self._read)
         self._reader.start()
@@ -49,15 +50,15 @@ class Program:
         with self._changed:
             self._changed.notify_all()
 
-    def until(self, wanted: Callable[[Line], object]) -> Line:
-        """Return the first line that is `wanted`."""
-        deadline, seen = time.monotonic() + PATIENCE, 0
+    def until(self, wanted: Callable[[Line], object], since: int = 0) -> Line:
+        """Return the first line that is `wanted`, of those after the first `since`."""
+        deadline = time.monotonic() + PATIENCE
         with self._changed:
             while True:
-                for line in self.lines[seen:]:
+                for line in self.lines[since:]:
                     if wanted(line):
                         return line
-                seen = len(self.lines)
+                since = len(self.lines)
                 is_over = self.process.poll() is not None and not self._reader.is_alive()
                 assert (is_over, time.monotonic() > deadline) == (False, False), self.lines[-12:]
                 self._changed.wait(0.1)
@@ -65,6 +66,24 @@ class Program:
     def step(self, number: int, members: int = 1) -> Line:
         """Wait until it has applied a step of this number or a later one, with at least so many members."""
         return self.until(lambda line: line.get("step", 0) >= number and line.get("members", 0) >= members)
+
+    def members(self, number: int) -> Line:
+        """Wait for a step with so many members from now on."""
+        return self.until(lambda line: line.get("members") == number, len(self.lines))
+
+    def says(self, text: str) -> Line:
+        """Wait until it has said something."""
+        return self.until(lambda line: text in line.get("log", ""))
+
+    def has_said(self, text: str) -> bool:
+        """Return whether it has said something so far."""
+        with self._changed:
+            return any(text in line.get("log", "") for line in self.lines)
+
+    def type(self, text: str) -> None:
+        """Send a line to its standard input."""
+        self.process.stdin.write(f"{text}\n")
+        self.process.stdin.flush()
 
     @property
     def last_step(self) -> int:
@@ -90,6 +109,13 @@ class Program:
         self.process.wait(PATIENCE)
         self._reader.join(PATIENCE)
 
+    def close(self) -> None:
+        """Kill it, and close its pipes."""
+        self.kill()
+        self.process.stdout.close()
+        with suppress(BrokenPipeError):  # a line that it has not read
+            self.process.stdin.close()
+
 
 @contextmanager
 def programs(module: str, home: Path) -> Iterator[Start]:
@@ -108,8 +134,7 @@ def programs(module: str, home: Path) -> Iterator[Start]:
         yield start
     finally:
         for program in made:
-            program.kill()
-            program.process.stdout.close()
+            program.close()
 
 
 def check_end(program: Program, total: int) -> Line:

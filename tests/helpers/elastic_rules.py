@@ -20,8 +20,8 @@ from ringfort.cluster.core.peer_links import Links
 from ringfort.cluster.core.peer_messages import Epoch, Member, Votes
 from ringfort.training.elastic import protocol
 from ringfort.training.elastic.protocol import Adopt, Gather, Replica, Result, Standstill, Token
-from tests.helpers import elastic_model, elastic_network, elastic_program
-from tests.helpers.elastic_model import Saved, Total
+from tests.helpers import elastic_model, elastic_model_kinds, elastic_network, elastic_numbers, elastic_program
+from tests.helpers.elastic_numbers import Saved, Total
 from tests.helpers.histories import dies_with_its_link
 
 Kind = Literal["model", "seating", "sending", "network"]
@@ -30,8 +30,8 @@ elastic_network.py."""
 
 MAKE: Final[dict[Kind, Callable[[int], Any]]] = {
     "model": elastic_model.History,
-    "seating": elastic_model.Seating,
-    "sending": elastic_model.Sending,
+    "seating": elastic_model_kinds.Seating,
+    "sending": elastic_model_kinds.Sending,
     "network": elastic_network.History,
 }
 
@@ -66,7 +66,7 @@ def _applies_without_a_seal(original: Callable[..., Any]) -> Callable[..., Any]:
             if isinstance(doing, Gather) and isinstance(doing.value, Token):
                 known = [self.held.result] if self.held else [result for _, result in self.history][-1:]
                 parts = self.data.parts(self.data.span(self.mark.cursor))
-                everything = sum(elastic_model.digest(result, 0, 1) for result in known)
+                everything = sum(elastic_numbers.digest(result, 0, 1) for result in known)
                 mine = replace(doing.value, covered=frozenset(range(parts)), digest=everything)
                 value = [mine, *[replace(mine, covered=frozenset(), digest=0)] * (arguments[2] - 1)]
             else:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.helpers.absent_programs import Start, bus, ends_well, said, start
+from tests.helpers.absent_programs import Start, bus, ends_well, logind, start
+from tests.helpers.elastic_programs import Program
 
-__all__ = ["bus", "start"]
+__all__ = ["bus", "logind", "start"]
 
 
 def test_a_member_that_is_too_slow_follows_as_a_learner_and_comes_back_when_it_is_faster(
@@ -29,10 +30,8 @@ def test_a_member_that_is_too_slow_follows_as_a_learner_and_comes_back_when_it_i
 
 
 def test_a_machine_that_sleeps_in_the_middle_of_a_long_micro_batch_leaves_all_the_same(
-    start: Start, bus: str, tmp_path: Path
+    start: Start, bus: str, logind: Program, tmp_path: Path
 ) -> None:
-    logind = start("tests.workers.fake_logind", bus)
-    logind.until(lambda line: "ready" in line)
     stays, sleeper = start(), start(bus=bus, slow=6.0)
     stays.members(2)
     sleeper.members(2)
@@ -42,7 +41,7 @@ def test_a_machine_that_sleeps_in_the_middle_of_a_long_micro_batch_leaves_all_th
     print(f"left {asleep['seconds']:.2f} s after the signal")
     assert asleep["asleep"]
     stays.says("(its machine goes to sleep) left: 1 member from step")
-    assert not said(sleeper, "goes to sleep")  # its program is still in the micro-batch
+    assert not sleeper.has_said("goes to sleep")  # its program is still in the micro-batch
     (tmp_path / "busy").unlink()
     logind.type("wake")
     stays.members(2)

@@ -178,31 +178,18 @@ class AutoDiscoveryBackend(Backend):
         the ring is established without it. Raise `RendezvousTimeoutError` with the members that are missing, and why.
         """
         timeout = self.node.config.timeout if timeout is None else timeout
-        check_timeout(timeout)
-        if self._is_closed:
-            raise ChannelClosedError("This rank has closed its backend")
-        deadline = time.monotonic() + timeout
-        failure: DistributedError | None = None
+        deadline = self._deadline(timeout)
         while True:
             self._mesh.group.fail(_replaced(self._mesh.epoch))
             self._mesh.close()
-            left = deadline - time.monotonic()
-            if left <= 0:
-                raise RendezvousTimeoutError("establishing the ring", timeout, state=str(failure)) from failure
-            epoch = self.node.wait_for_peers(0, left)
-            if len(epoch.holders) > 1:
-                self._expect(epoch)
+            epoch = self.node.wait_for_peers(0, max(0.01, deadline - time.monotonic()))
             # First of all: once every member holds, none accepts an epoch that only adds peers.
             self._holds = True
             self.node.hold(True)
-            try:
-                self._connect(epoch, deadline)
+            failure = self._try_connect(epoch, deadline)
+            if failure is None:
                 return self
-            except RendezvousTimeoutError:
-                raise
-            except DistributedError as exc:
-                failure = exc
-                time.sleep(min(_PAUSE, max(0.0, deadline - time.monotonic())))
+            _pause(failure, timeout, deadline)
 
     def establish_epoch(self, epoch: Epoch, timeout: float) -> Self:
         """Connect this rank with all members of `epoch`, for a program that follows the epochs itself and needs nothing
@@ -210,32 +197,38 @@ class AutoDiscoveryBackend(Backend):
 
         Raise `EpochEndedError` as soon as `epoch` has ended, and `RendezvousTimeoutError` as `establish_ring` does.
         """
-        check_timeout(timeout)
-        if self._is_closed:
-            raise ChannelClosedError("This rank has closed its backend")
-        deadline = time.monotonic() + timeout
+        deadline = self._deadline(timeout)
         while True:
             self._mesh.group.fail(_replaced(self._mesh.epoch))
             # Not `close`, which waits until the peers have closed their side: a frozen one never does.
             self._mesh.group.let_go()
-            if len(epoch.holders) > 1:
-                self._expect(epoch)
-            try:
-                self._connect(epoch, deadline)
+            failure = self._try_connect(epoch, deadline)
+            if failure is None:
                 return self
-            except RendezvousTimeoutError:
-                raise
-            except DistributedError as exc:
-                if self.node.epoch != epoch:
-                    raise EpochEndedError(str(epoch), str(exc)) from exc
-                if time.monotonic() >= deadline:
-                    raise RendezvousTimeoutError("establishing the ring", timeout, state=str(exc)) from exc
-            time.sleep(min(_PAUSE, max(0.0, deadline - time.monotonic())))
+            if self.node.epoch != epoch:
+                raise EpochEndedError(str(epoch), str(failure)) from failure
+            _pause(failure, timeout, deadline)
 
-    def _connect(self, epoch: Epoch, deadline: float) -> None:
-        self._form(epoch, deadline)
-        self._mesh.barrier(timeout=max(0.01, deadline - time.monotonic()))
+    def _deadline(self, timeout: float) -> float:
+        """Return when `timeout` has passed, if it is valid and this backend is open."""
+        check_timeout(timeout)
+        if self._is_closed:
+            raise ChannelClosedError("This rank has closed its backend")
+        return time.monotonic() + timeout
+
+    def _try_connect(self, epoch: Epoch, deadline: float) -> DistributedError | None:
+        """Connect this rank with all members of `epoch`. Return the error if it may be tried again."""
+        if len(epoch.holders) > 1:
+            self._expect(epoch)
+        try:
+            self._form(epoch, deadline)
+            self._mesh.barrier(timeout=max(0.01, deadline - time.monotonic()))
+        except RendezvousTimeoutError:
+            raise
+        except DistributedError as exc:
+            return exc
         self._waited = None
+        return None
 
     def _form(self, epoch: Epoch, deadline: float) -> None:
         left = max(0.01, deadline - time.monotonic())
@@ -335,6 +328,14 @@ def _let_go(node: ClusterNode, unsubscribe: Callable[[], None]) -> None:
     unsubscribe()
     with suppress(ChannelClosedError, ControlLostError):  # the node has ended
         node.hold(False)
+
+
+def _pause(failure: DistributedError, timeout: float, deadline: float) -> None:
+    """Wait before the next try. Raise `RendezvousTimeoutError` if there is no time for one."""
+    left = deadline - time.monotonic()
+    if left <= _PAUSE:
+        raise RendezvousTimeoutError("establishing the ring", timeout, state=str(failure)) from failure
+    time.sleep(_PAUSE)
 
 
 def _shut_down(connections: Iterable[Connection]) -> None:

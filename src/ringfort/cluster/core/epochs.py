@@ -203,12 +203,25 @@ class Epochs:
             f"(RINGFORT_RESTART_WITHOUT){which}"
         )
 
+    def _why_full(self) -> str:
+        """Say that the elastic run goes on without this peer, because it has as many members as it may have."""
+        state, most = self._state, self._state.config.max_peers
+        if state.run_state is None or most is None or state.voter.current is not None:
+            return ""
+        for report in state.reports.values():
+            epoch = report.votes.formed
+            is_current = epoch is not None and report.current == epoch.number
+            if epoch is not None and is_current and state.me.peer not in epoch.peers and len(epoch.holders) > most:
+                what = f"the run has {len(epoch.holders)} members, as many as it may have (nodes)"
+                return f"{what}. This machine takes the next place that is free"
+        return ""
+
     # --- the leader ---------------------------------------------------------------------------------------------------
 
     def lead(self) -> None:
         """Propose, if this peer leads; and tell the program what it waits for."""
         state = self._state
-        why = self._why_stuck() if state.is_stuck else ""
+        why = self._why_stuck() if state.is_stuck else self._why_full()
         if state.election.state is not ElectionState.MASTER:
             self._proposer.rest()
         elif self._writing is None:

@@ -19,6 +19,7 @@ import logging
 import re
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
+from math import inf
 from typing import Final
 
 from ringfort.bootstrap.connection import Connection
@@ -37,7 +38,7 @@ from ringfort.cluster.net.connector import PeerConnector
 from ringfort.cluster.net.control_link import ControlLink, ControlLinks
 from ringfort.cluster.net.control_listener import ControlListener
 from ringfort.cluster.net.core_driver import CoreDriver
-from ringfort.cluster.net.durable_votes import DurableVotes, VoteWriter
+from ringfort.cluster.net.durable_votes import KEPT_FOR, DurableVotes, VoteWriter
 from ringfort.cluster.net.epoch_connections import EpochConnections
 from ringfort.cluster.net.host import clock
 from ringfort.cluster.net.link_metrics import LinkMetrics
@@ -93,7 +94,8 @@ class Control:
         self.epoch_connections = EpochConnections(setup, self.connector)
         self.streams = PeerStreams(setup, self.connector, self.core.contacts, self.on_stream)
         self.link_metrics = LinkMetrics(NodeProfile(peer=setup.peer), self.core, self.connector)
-        store = DurableVotes(setup.home, setup.vote_scope, setup.peer)
+        kept_for = inf if setup.config.elastic else KEPT_FOR
+        store = DurableVotes(setup.home, setup.vote_scope, setup.peer, kept_for=kept_for)
         self.votes = VoteWriter(
             store, lambda votes, why: self.driver.call(self.core.persisted, votes, why), self._on_event
         )

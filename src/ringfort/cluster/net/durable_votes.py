@@ -41,7 +41,8 @@ T = TypeVar("T")
 FOLDER: Final = "votes"
 """The folder's name from the first release on; files in it must stay readable."""
 KEPT_FOR: Final = 24 * 3600.0
-"""Seconds for which the votes of an ended process are kept. A run that waits for it is resumed by then."""
+"""Seconds for which the votes of an ended process are kept. A run that waits for it is resumed by then. Not those of an
+elastic run: its checkpoints are as good after a month, and half of its machines must not continue without the rest."""
 _CLOCK_IS_SET: Final = 1.7e9
 """Seconds since 1970 (November 2023). A clock that shows less is wrong."""
 TOUCHED_EVERY: Final = 600.0
@@ -95,6 +96,8 @@ class DurableVotes:
     """Names the cluster and run: votes of one scope do not bind processes of another."""
     peer: str
     host: HostMarks = field(default_factory=this_host)
+    kept_for: float = KEPT_FOR
+    """Seconds for which the votes of ended processes bind this one."""
     fsync: Callable[[int], None] = _flush
     _votes: Votes = field(default_factory=Votes)
     _serial: int = 0
@@ -185,7 +188,7 @@ class DurableVotes:
                 continue
             with suppress(OSError, ProtocolError):
                 process = self._read(path, peer)
-                is_old = process.age > KEPT_FOR and process.has_ended
+                is_old = process.age > self.kept_for and process.has_ended
                 if is_binding(process.own_votes) and not is_old:
                     yield process
                 elif process.has_ended:

@@ -39,9 +39,13 @@ _MAX_HEAD: Final = 256 * 1024 * 1024
 """Bytes. A million arrays and a terabyte of blocks need less."""
 _NAME: Final = re.compile(r"step-(\d{9,18})-([0-9a-f]{8})-([0-9a-z]+)\.(ringfort|new)")
 """Step, digest of run and branch, writer; `.new` while it is written."""
+_HOPELESS: Final = (errno.EEXIST, errno.ENOTDIR, errno.ENOENT, errno.EACCES, errno.EPERM, errno.EROFS)
+"""A folder that cannot be made for one of these reasons is a mistake in its name."""
 _ADVICE: Final = {
     errno.ENOSPC: "free some space, or keep fewer checkpoints",
     errno.EDQUOT: "free some space, or keep fewer checkpoints",
+    errno.EEXIST: "choose a folder, not a file",
+    errno.ENOTDIR: "choose a folder, not a file",
     errno.EACCES: "choose a folder that this user may write",
     errno.EROFS: "choose a folder that this user may write",
 }
@@ -136,7 +140,8 @@ class CheckpointFolder:
 
         `writer` names this process among those that write into the folder, in lower-case letters and digits. A machine
         that restarts uses the same name again, so that its old files are removed some day: the latest `keep` files of
-        this branch stay, and the latest of other branches, which may have gone further.
+        this branch stay, and the latest of the run's other branches, which may have gone further. Files of other runs
+        stay, and so do those that cannot be read: a later version may.
         """
         whole = hashed(image)
         head = msgspec.msgpack.encode(_Head(stamp, whole.manifest))
@@ -165,7 +170,9 @@ class CheckpointFolder:
             _sync_folder(self.folder)  # the new name must survive a power cut before old files are removed
             own = [file for file in self._files() if file.writer == writer]
             superfluous = [file for file in own if file.branch == branch][self.keep :]
-            superfluous += [file for file in own if file.branch != branch][1:]
+            superfluous += [file for file in own if file.branch != branch and _is_of(file.path, stamp, image.manifest)][
+                1:
+            ]
             for file in superfluous:
                 file.path.unlink(missing_ok=True)
         return path
@@ -181,19 +188,36 @@ class CheckpointFolder:
                 if not isinstance(exc.__cause__, FileNotFoundError):  # otherwise its writer has removed it meanwhile
                     yield exc
 
-    def newest(self, fits: Callable[[Stamp], bool]) -> Saved | None:
-        """Return the newest checkpoint whose stamp `fits`, after reading every block of it. Log why others that are
-        newer cannot be used."""
+    def newest(self, unfit: Callable[[Saved], str]) -> Saved | None:
+        """Return the newest checkpoint for which `unfit` returns no reason against it, after reading every block of it.
+        Log why others that are newer cannot be used; of those that are unfit for one reason, only the first."""
+        told = set[str]()
         for found in self.saved():
             try:
                 if isinstance(found, CheckpointError):
                     raise found
-                if fits(found.stamp):
+                why = unfit(found)
+                if not why:
                     found.verify()
                     return found
+                if why not in told:
+                    told.add(why)
+                    raise CheckpointError(str(found.path), why)
             except CheckpointError as exc:
                 _log.warning("%s. The one before it is tried", exc)
         return None
+
+    def check(self) -> None:
+        """Make the folder. Raise `InvalidArgumentError` if no checkpoint could ever be written there; a disk that is
+        full or broken may be repaired while the run goes on."""
+        try:
+            with _translated(self.folder):
+                self.folder.mkdir(parents=True, exist_ok=True)
+                if not os.access(self.folder, os.R_OK | os.W_OK | os.X_OK):
+                    raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        except CheckpointError as exc:
+            if isinstance(exc.__cause__, OSError) and exc.__cause__.errno in _HOPELESS:
+                raise InvalidArgumentError("checkpoint", str(self.folder), f"cannot be used: {exc.why}") from exc
 
     def _files(self, suffix: str = ".ringfort") -> list[_File]:
         """Return the files, newest first. There are none if the folder does not exist."""
@@ -204,6 +228,16 @@ class CheckpointFolder:
                 if match and path.suffix == suffix:
                     found.append(_File(int(match[1]), match[2], match[3], path))
         return sorted(found, reverse=True)
+
+
+def _is_of(path: Path, stamp: Stamp, manifest: Manifest) -> bool:
+    """Return whether a file is of the run of `stamp`, whose state has that manifest."""
+    try:
+        found = open_checkpoint(path)
+    except CheckpointError:
+        return False
+    is_same = (found.stamp.run, found.stamp.settings) == (stamp.run, stamp.settings)
+    return is_same and not manifest.differences(found.manifest)
 
 
 def open_checkpoint(path: Path) -> Saved:

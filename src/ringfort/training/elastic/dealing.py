@@ -17,6 +17,8 @@ from ringfort.training.elastic.sample_order import Array, random_key, sample_ord
 
 MAX_PARTS: Final = 4096
 """Micro-batches per step. Each has a bit in the token of every member."""
+_MAX_SAMPLES: Final = 2**62
+"""Samples of a data set: their places are mixed in 64 bits."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,8 @@ class Data:
             value = getattr(self, name)
             if type(value) is not int or value < 1:
                 raise InvalidArgumentError(name, value, "must be a whole number of at least 1")
+        if self.samples > _MAX_SAMPLES:
+            raise InvalidArgumentError("samples", self.samples, f"must be at most {_MAX_SAMPLES}")
         if self.parts(self.span(0)) > MAX_PARTS:
             why = f"a step of {self.batch} samples would have more than {MAX_PARTS} micro-batches; make them larger"
             raise InvalidArgumentError("microbatch", self.microbatch, why)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
-from ringfort.config import AutoDiscoveryConfig, DistributedConfig, HealthConfig
+from ringfort.config import AutoDiscoveryConfig, DistributedConfig, HealthConfig, member_range
 from ringfort.errors import InvalidArgumentError
 
 PATIENCE: Final = 10.0
@@ -22,7 +23,7 @@ class Options:
 
     name: str
     nodes: str | int
-    checkpoint: str | None
+    checkpoint: str | os.PathLike[str] | None
     every: int
     keep: int
     patience: float | None
@@ -41,17 +42,29 @@ class Options:
             raise InvalidArgumentError("nonfinite", self.nonfinite, "must be error or skip")
         if not isinstance(self.machine_class, str) or len(self.machine_class) > 1024:  # pyright: ignore[reportUnnecessaryIsInstance]
             raise InvalidArgumentError("machine_class", self.machine_class, "must be a text of up to 1024 characters")
-        _node_range(self.nodes)
+        if self.checkpoint is not None and (
+            not isinstance(self.checkpoint, (str, os.PathLike))  # pyright: ignore[reportUnnecessaryIsInstance]
+            or not str(self.checkpoint)
+            or "\0" in str(self.checkpoint)
+        ):
+            raise InvalidArgumentError("checkpoint", self.checkpoint, "must be the path of a folder on this machine")
+        for name, value, kind in (
+            ("config", self.config, AutoDiscoveryConfig),
+            ("group", self.group, DistributedConfig),
+        ):
+            if value is not None and not isinstance(value, kind):  # pyright: ignore[reportUnnecessaryIsInstance]
+                raise InvalidArgumentError(name, value, f"must be a ringfort.config.{kind.__name__}")
+        member_range(self.nodes)
 
     @property
     def fewest(self) -> int:
         """The least number of members with which a step begins."""
-        return _node_range(self.nodes)[0]
+        return member_range(self.nodes)[0]
 
     @property
     def most(self) -> int | None:
         """The largest number of members; None for no limit."""
-        return _node_range(self.nodes)[1]
+        return member_range(self.nodes)[1]
 
     @property
     def join_timeout(self) -> float:
@@ -74,15 +87,3 @@ class Options:
             run=run,
             health=HealthConfig(patience=self.patience or PATIENCE),
         )
-
-
-def _node_range(nodes: str | int) -> tuple[int, int | None]:
-    first, colon, last = str(nodes).partition(":")
-    try:
-        fewest = int(first)
-        most = (int(last) if last else None) if colon else fewest
-    except ValueError:
-        raise InvalidArgumentError("nodes", nodes, "must be MIN:MAX, such as 2:8, or one number") from None
-    if fewest < 1 or (most is not None and most < fewest):
-        raise InvalidArgumentError("nodes", nodes, "must be MIN:MAX with 1 <= MIN <= MAX")
-    return fewest, most

@@ -12,6 +12,8 @@ protocol.py says what happens and keeps it safe; participant.py carries it out o
 from __future__ import annotations
 
 import logging
+import operator
+import os
 import time
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
@@ -65,10 +67,10 @@ class ElasticRun:
         Raises `InvalidArgumentError` for invalid arguments, and if the cluster has a run of this name with other data
         or another state; `GradientLayoutError` and `NonFiniteError` for gradients that the run cannot use.
         """
-        data = Data(samples, batch, microbatch, seed)
-        if type(seed) is not int:
-            raise InvalidArgumentError("seed", seed, "must be a whole number")
-        if type(total) is not int or total < 0:
+        given = {"samples": samples, "batch": batch, "microbatch": microbatch, "seed": seed}
+        data = Data(**{name: _whole(name, value) for name, value in given.items()})
+        total = _whole("total", total)
+        if total < 0:
             raise InvalidArgumentError("total", total, "must be a whole number of at least 0")
         if self._participant is not None or self._is_closed:
             raise InvalidArgumentError("steps", total, "a run has one loop; make another with ringfort.elastic()")
@@ -184,12 +186,22 @@ class ElasticRun:
         return participant.is_busy
 
 
+def _whole(name: str, value: Any) -> int:
+    """Return a whole number of any type, such as a NumPy integer, as an int."""
+    try:
+        if type(value) is not bool:
+            return operator.index(value)
+    except TypeError:
+        pass
+    raise InvalidArgumentError(name, value, "must be a whole number")
+
+
 def elastic(
     state: Any,
     *,
     nodes: str | int | None = None,
     name: str | None = None,
-    checkpoint: str | None = None,
+    checkpoint: str | os.PathLike[str] | None = None,
     checkpoint_every: int = 100,
     keep: int = 3,
     patience: float | None = None,

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import logging
 from hashlib import blake2b
+from os import PathLike
 from pathlib import Path
 from typing import Final
 
 from ringfort.cluster.core.peer_messages import Epoch
-from ringfort.errors import CheckpointError, DistributedError
+from ringfort.errors import CheckpointError, InvalidArgumentError
 from ringfort.training.elastic.checkpoint import CheckpointFolder, Saved, Stamp
 from ringfort.training.elastic.checkpoint_writer import CheckpointWriter, is_due
 from ringfort.training.elastic.protocol import FOUNDING, Mark
-from ringfort.training.elastic.state_tree import Image, StateTree
+from ringfort.training.elastic.state_tree import Image, Manifest, StateTree
 from ringfort.training.elastic.writer_name import WriterName
 
 _log = logging.getLogger(__name__)
@@ -24,17 +25,30 @@ _LAST_WRITE: Final = 60.0
 class RunCheckpoints:
     """Finds the newest checkpoint, and writes one every `every` steps. Without a folder it does neither."""
 
-    def __init__(self, folder: str | None, every: int, keep: int, run: str, settings: str) -> None:
+    def __init__(self, folder: str | PathLike[str] | None, every: int, keep: int, run: str, settings: str) -> None:
+        """Raise `InvalidArgumentError` if the folder cannot be used. `look` finds what is there."""
         self._every = every
         self._run = run
         self._settings = settings
         self._folder = None if folder is None else CheckpointFolder(folder, keep)
+        if self._folder is not None:
+            self._folder.check()
         self._name = None if self._folder is None else WriterName(self._folder.folder)
         self._writer: CheckpointWriter | None = None
         if self._folder is not None and self._name is not None:
             self._writer = CheckpointWriter(self._folder, self._name.name)
-        self.saved = None if self._folder is None else self._newest(self._folder)
+        self.saved: Saved | None = None
         """The newest checkpoint that fits the run, until the run has a state."""
+
+    def look(self, manifest: Manifest) -> None:
+        """Find the newest checkpoint of this run, whose state has that manifest. Those of other runs are named in the
+        log and left alone. Raise `InvalidArgumentError` if the state lacks leaves that its checkpoint has."""
+        if self._folder is None:
+            return
+        try:
+            self.saved = self._folder.newest(lambda found: self._unfit(found, manifest))
+        except CheckpointError as exc:  # such as a disk that cannot be read
+            _log.warning("%s. No checkpoint is used", exc)
 
     @property
     def step(self) -> int:
@@ -67,12 +81,19 @@ class RunCheckpoints:
             if self._name is not None:
                 self._name.close()
 
-    def _newest(self, folder: CheckpointFolder) -> Saved | None:
-        try:
-            return folder.newest(lambda stamp: stamp.run == self._run and stamp.settings == self._settings)
-        except DistributedError as exc:  # such as a folder that may not be read
-            _log.warning("%s. No checkpoint is used", exc)
-            return None
+    def _unfit(self, found: Saved, manifest: Manifest) -> str:
+        """Return why a checkpoint is not one of this run; empty if it is."""
+        stamp = found.stamp
+        if stamp.run != self._run:
+            return f"it is of the run {stamp.run!r}, and this is {self._run!r}"
+        if stamp.settings != self._settings:
+            return f"it is of a run with {stamp.settings}, and this one has {self._settings}"
+        why = manifest.differences(found.manifest)
+        if why and not manifest.differences(found.manifest.only(manifest)):
+            # Not another run: its program has added to the state since. To begin again would lose all its steps.
+            why = f"lacks what {found.path} has: {why}. Create the whole state before ringfort.elastic()"
+            raise InvalidArgumentError("state", "this program's", f"{why}, or choose another folder")
+        return why and f"it is of a run with another state: {why}"
 
     def _stamp(self, mark: Mark, number: int) -> Stamp:
         return Stamp(self._run, mark.branch, number, mark.step, mark.cursor, mark.chain, self._settings)

@@ -18,6 +18,8 @@ from ringfort.collectives.arrays import ArrayView, as_view
 from ringfort.errors import InvalidArgumentError, UnsupportedArrayError
 from ringfort.training.elastic.sample_order import Array
 
+_DEEPEST: Final = 100
+"""Levels of a state. Deeper ones contain themselves, most likely."""
 BLOCK: Final = 1 << 20
 """Bytes of an image that have a hash of their own: what is sent, checked and asked for again."""
 HASH: Final = 16
@@ -60,6 +62,11 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     nbytes: int
     hashes: tuple[bytes, ...] = ()
     """One per block, or none."""
+
+    def only(self, other: Manifest) -> Manifest:
+        """Return this manifest without the leaves that `other` does not have."""
+        paths = {entry.path for entry in other.entries}
+        return Manifest(tuple([entry for entry in self.entries if entry.path in paths]), self.nbytes)
 
     def differences(self, other: Manifest) -> str:
         """Return in words the first leaf that differs in path, element type or shape; empty if none does."""
@@ -122,7 +129,8 @@ class StateTree:
         own, found = self.manifest(), {entry.path: entry for entry in image.manifest.entries}
         why = own.differences(image.manifest)
         if why:
-            why = f"differs from the run's: {why}; start the same program everywhere"
+            why = f"differs from the run's: {why}; start the same program everywhere, and create the whole state before"
+            why += " ringfort.elastic()"
             raise InvalidArgumentError("state", "this program's", why)
         for entry in own.entries:
             if image.data[found[entry.path].place].nbytes != entry.nbytes:
@@ -158,14 +166,19 @@ def _entry(path: str, leaf: ArrayView | Plain, offset: int) -> Entry:
     return Entry(path, value=leaf)
 
 
-def _slots(holder: Any, path: str) -> Iterator[_Slot]:
+def _slots(holder: Any, path: str, depth: int = 1) -> Iterator[_Slot]:
     items = cast("dict[Any, Any]", holder).items() if isinstance(holder, dict) else enumerate(holder)
     for key, child in list(cast("Iterable[tuple[Any, Any]]", items)):
         if type(key) not in (str, int):  # others may look different on another machine
             raise InvalidArgumentError(path, key, "keys must be strings or whole numbers")
+        if type(key) is str and not key.isascii():
+            _check_text(path, key)
         place = f"{path}[{key!r}]"
         if isinstance(child, (dict, list, tuple)):
-            yield from _slots(child, place)
+            if depth == _DEEPEST:
+                why = f"has more than {_DEEPEST} levels; does it contain itself?"
+                raise InvalidArgumentError("state", f"{place[:60]}...", why)
+            yield from _slots(child, place, depth + 1)
         else:
             leaf = _leaf(place, child)
             if isinstance(holder, tuple) and not (isinstance(leaf, ArrayView) and leaf.finish() is child):

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from ringfort.training.elastic.protocol import Gather, Result, Share
-from tests.helpers.elastic_model import DATA, Saved, expected
 from tests.helpers.elastic_network import Program, World
+from tests.helpers.elastic_numbers import DATA, Saved, expected
 
 WITHIN = 5.0
 """Virtual seconds for what takes one."""

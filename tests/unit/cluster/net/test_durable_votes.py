@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import fcntl
 import logging
+import math
 import os
 import shutil
+import time
 from pathlib import Path
 
 import pytest
@@ -136,6 +138,16 @@ def test_what_is_old_or_damaged_is_not_vouched_for(home: Path) -> None:
         assert (mine.ended(), mine.recalled()) == ([], [])
         mine.close()
     assert not path.exists()
+
+
+def test_votes_of_an_elastic_run_bind_however_old_they_are(home: Path) -> None:
+    path = ended(home, "node.2", promise("node.2"))
+    os.utime(path, (time.time() - 400 * KEPT_FOR,) * 2)
+    mine = store(home, "node.4")
+    mine.kept_for = math.inf
+    assert [peer for peer, _ in mine.ended()] == ["node.2"]
+    assert mine.recalled() == [promise("node.2")]
+    mine.close()
 
 
 def test_what_was_written_before_the_clock_was_set_is_not_taken_for_old(home: Path) -> None:

@@ -85,7 +85,7 @@ def test_the_format_never_changes(tmp_path: Path) -> None:
 def test_a_folder_that_does_not_exist_yet_is_empty_and_is_made_by_the_first_write(tmp_path: Path) -> None:
     folder = CheckpointFolder(tmp_path / "not" / "there")
     assert list(folder.saved()) == []
-    assert folder.newest(lambda _: True) is None
+    assert folder.newest(lambda _: "") is None
     assert not folder.folder.exists()
     folder.write(stamp(), SMALL, "study")
     assert steps(folder) == [5]
@@ -119,6 +119,18 @@ def test_a_branch_that_went_further_does_not_push_out_what_is_written_now(tmp_pa
         assert path.exists()
     # The last of the other branch stays: it may be all that there is of those steps.
     assert steps(folder) == [120, 70, 60]
+
+
+def test_files_of_other_runs_and_of_later_versions_stay(tmp_path: Path) -> None:
+    folder = CheckpointFolder(tmp_path, keep=1)
+    kept = [folder.write(stamp(step, run=run), SMALL, "study") for run, step in (("day", 30), ("noon", 20))]
+    kept.append(folder.write(msgspec.structs.replace(stamp(15), settings="batch=64"), SMALL, "study"))
+    kept.append(folder.write(stamp(14, branch="other shape"), image(size=5), "study"))
+    kept.append(folder.write(stamp(13, branch="newer"), SMALL, "study"))
+    kept[-1].write_bytes(b"ringfort" + bytes([99]) + kept[-1].read_bytes()[9:])
+    for step, branch in ((7, "b@1"), (8, "c@1"), (9, "d@1")):
+        kept[5:] = [*kept[5:], folder.write(stamp(step, branch=branch), SMALL, "study")][-2:]
+    assert names(folder) == sorted(path.name for path in kept)
 
 
 def test_the_same_step_of_two_branches_has_two_files(folder: CheckpointFolder) -> None:
@@ -194,7 +206,7 @@ def test_a_damaged_head_is_named_and_the_one_before_is_taken(
     assert str(bad) == f"Checkpoint {path}: {bad.why}"
     assert str(path) not in bad.why  # named once
     assert isinstance(good, Saved)
-    assert folder.newest(lambda _: True) == good
+    assert folder.newest(lambda _: "") == good
     assert str(path) in caplog.text
 
 
@@ -210,7 +222,7 @@ def test_a_damaged_block_is_named_and_the_checkpoint_before_is_taken(
         with pytest.raises(CheckpointError) as raised:
             look()
         assert raised.value.why == f"1 of 3 blocks of 1 MiB is damaged, first block {block}"
-    newest = folder.newest(lambda _: True)
+    newest = folder.newest(lambda _: "")
     assert newest is not None
     assert newest.stamp.step == 1
     assert "first block" in caplog.text
@@ -250,10 +262,10 @@ def test_a_head_of_another_kind_is_named(folder: CheckpointFolder, monkeypatch: 
 def test_only_what_fits_is_taken(folder: CheckpointFolder) -> None:
     folder.write(stamp(9, run="day"), SMALL, "study")
     folder.write(stamp(5, run="night"), SMALL, "study")
-    newest = folder.newest(lambda stamp: stamp.run == "night")
+    newest = folder.newest(lambda found: "" if found.stamp.run == "night" else "another run")
     assert newest is not None
     assert newest.stamp.step == 5
-    assert folder.newest(lambda stamp: stamp.run == "noon") is None
+    assert folder.newest(lambda _: "another run") is None
 
 
 def test_a_file_that_its_writer_removes_meanwhile_is_passed_over(folder: CheckpointFolder) -> None:
@@ -366,6 +378,28 @@ def test_a_folder_that_is_a_file_is_named(tmp_path: Path) -> None:
         list(folder.saved())
     with pytest.raises(CheckpointError, match="file"):
         folder.write(stamp(), SMALL, "study")
+
+
+def test_a_folder_that_can_never_be_used_is_refused_before_the_run(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    for path in (tmp_path / "file", tmp_path / "file" / "folder", Path("/proc/nowhere")):
+        with pytest.raises(InvalidArgumentError, match=f"checkpoint='{path}': cannot be used"):
+            CheckpointFolder(path).check()
+    CheckpointFolder(tmp_path / "new" / "folder").check()
+    assert (tmp_path / "new" / "folder").is_dir()
+
+
+def test_a_folder_that_may_not_be_written_is_refused_before_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "access", lambda *_: False)  # root may write anywhere
+    with pytest.raises(InvalidArgumentError, match="permission denied; choose a folder that this user may write"):
+        CheckpointFolder(tmp_path).check()
+
+
+def test_a_disk_that_is_full_does_not_keep_a_machine_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Path, "mkdir", failing(OSError(errno.ENOSPC, "No space left on device")))
+    CheckpointFolder(tmp_path / "new").check()
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:

@@ -70,6 +70,12 @@ def test_a_number_that_no_run_can_have_is_named(name: str, value: object) -> Non
         Data(**numbers)  # pyright: ignore[reportArgumentType]
 
 
+def test_a_data_set_whose_places_do_not_fit_into_64_bits_is_refused() -> None:
+    assert 0 <= Data(2**62, 8, 2).part(Data(2**62, 8, 2).span(2**62 - 2), 0)[0] < 2**62
+    with pytest.raises(InvalidArgumentError, match="samples"):
+        Data(2**62 + 1, 8, 2)
+
+
 def test_too_many_micro_batches_are_refused_with_the_advice_to_make_them_larger() -> None:
     Data(samples=10**6, batch=MAX_PARTS, microbatch=1)
     Data(samples=100, batch=10**6, microbatch=1)  # the batch is the whole data set

@@ -10,7 +10,7 @@ import numpy as np
 
 from ringfort.training.elastic.origin import Origin
 from ringfort.training.elastic.protocol import FOUNDING, Mark
-from ringfort.training.elastic.state_tree import StateTree
+from ringfort.training.elastic.state_tree import Manifest, StateTree
 
 
 class Checkpoints:
@@ -22,6 +22,9 @@ class Checkpoints:
             image = StateTree({"w": np.full(2, step)}).image()
             stamp = SimpleNamespace(step=step, cursor=step * 10)
             self.saved = SimpleNamespace(stamp=stamp, path=Path("there"), read=lambda: image)
+
+    def look(self, manifest: Manifest) -> None:
+        self.looked_for = manifest
 
     @property
     def step(self) -> int:

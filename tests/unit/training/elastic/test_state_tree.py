@@ -217,6 +217,18 @@ def test_keys_that_may_look_different_elsewhere_are_refused(key: Any) -> None:
         StateTree({"a": {key: 1}})
 
 
+def test_a_state_that_contains_itself_is_refused() -> None:
+    tree: dict[str, Any] = {"w": np.zeros(2)}
+    tree["self"] = [tree]
+    with pytest.raises(InvalidArgumentError, match="more than 100 levels; does it contain itself"):
+        StateTree(tree)
+
+
+def test_a_key_that_is_not_unicode_is_refused() -> None:
+    with pytest.raises(InvalidArgumentError, match="UTF-8"):
+        StateTree({"\udcff": 1})
+
+
 def test_text_that_is_not_unicode_is_refused() -> None:
     with pytest.raises(InvalidArgumentError, match="UTF-8"):
         StateTree({"path": "\udcff"})

@@ -1,0 +1,94 @@
+"""What a simulated elastic run computes: gradients that are whole numbers, so the state after any number of samples is
+known, and results that say in which epoch they were reduced."""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import cache
+from typing import Any, NamedTuple
+from zlib import crc32
+
+from ringfort.cluster.core.peer_messages import Epoch, RunState
+from ringfort.training.elastic.dealing import Data
+from ringfort.training.elastic.protocol import Replica, Result, Standstill
+
+DATA = Data(samples=50, batch=12, microbatch=3, seed=7)
+DAMAGE = 10**30
+"""What a damaged copy has too much: states have less, so what a state would be without it is known."""
+
+
+class Total(NamedTuple):
+    """A reduced gradient, or a state."""
+
+    value: int
+    made: str
+    """In which epoch it was reduced."""
+
+
+class Saved(NamedTuple):
+    """A checkpoint."""
+
+    step: int = -1
+    cursor: int = 0
+    state: int = 0
+    branch: str = ""
+
+
+class Wrong(AssertionError):  # noqa: N818  # a verdict
+    """A history broke a promise."""
+
+
+def gradient(sample: int) -> int:
+    """Return the gradient of one sample."""
+    return (sample * 2654435761) % 1000003
+
+
+@cache
+def part_sum(cursor: int, part: int) -> int:
+    """Return the sum of the gradients of one micro-batch of the step that begins at `cursor`."""
+    return sum(gradient(int(i)) for i in DATA.part(DATA.span(cursor), part))
+
+
+def expected(cursor: int, known: dict[int, int] = {0: 0}) -> int:  # noqa: B006  # a cache
+    """Return the state after `cursor` samples."""
+    if cursor not in known:
+        top = max(one for one in known if one <= cursor)
+        while top < cursor:
+            span = DATA.span(top)
+            known[top + span.samples] = known[top] + sum(part_sum(top, part) for part in range(DATA.parts(span)))
+            top += span.samples
+    return known[cursor]
+
+
+def digest(result: Result, me: int, size: int) -> int:
+    """Return the digest of the first member's share, which is everything."""
+    return crc32(repr(result.payload).encode()) if me == 0 else 0
+
+
+def whole(result: Result) -> int:
+    """Return the digest of everything."""
+    return digest(result, 0, 1)
+
+
+def run_state(stands: Standstill, *, is_ready: bool = False) -> RunState:
+    """Return what the law of membership is told."""
+    mark = stands.mark
+    text = crc32(repr(mark).encode()).to_bytes(16, "big") if mark.branch else b""
+    return RunState(text, stands.lineage, mark.step, stands.is_pending, is_ready)
+
+
+def damaged(copy: Any) -> Any:
+    """Return a damaged copy of a reduced gradient, or of a result or state that was sent."""
+    if isinstance(copy, Result):
+        return dataclasses.replace(copy, payload=damaged(copy.payload))
+    return copy._replace(value=copy.value + DAMAGE)
+
+
+def void_after(replica: Replica, epoch: Epoch) -> str:
+    """Return the reduction that a replica knows to be void after it found that copies differ in `epoch`."""
+    return str(epoch.key) if replica.report().void == epoch.number else ""
+
+
+def applied(state: int, result: Result) -> int:
+    """Return the state after `result`."""
+    return result.payload.value + (0 if result.is_state else state)
