@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from types import SimpleNamespace
 from typing import Any
 
@@ -65,11 +66,12 @@ class Run:
         """Copy the state at `mark` from the members of an epoch."""
         fetched = Fetched(self.state.image(), mark, epoch(number, lineage, ended, peers), None)
 
-        def fetch(check: Any, **_: Any) -> Fetched:
+        def fetching(check: Any, **_: Any) -> Generator[Fetched, None, Fetched]:
             check(fetched)
+            yield fetched
             return fetched
 
-        learner: Any = SimpleNamespace(fetch=fetch)
+        learner: Any = SimpleNamespace(fetching=fetching)
         list(self.copy._follow(learner, fetched.epoch, None))
 
 
