@@ -147,8 +147,9 @@ class StateCopy:
                 except StopIteration as done:
                     return done.value
                 is_new = not replica.mark.branch and not replica.covered  # one with a local sum must not add to it
+                has_steps = described.mark.step < run.total  # in a finished run it would be left inside a step
                 practice = Practice(was_slow=run.was_slow, is_measured=run.meter.speed > 0)
-                if is_new and described.layout is not None:
+                if is_new and has_steps and described.layout is not None:
                     run.local.prepare(described.layout)
                     while practice.is_due(time.monotonic(), described.mark.step) and not self._is_seated(left):
                         yield from self._practise(practice, 0, described.mark)

@@ -112,6 +112,7 @@ class Run:
         self.data, self.last_epoch = Data(100, 10, 5, 0), None
         self.journal = SimpleNamespace(say=lambda *_: None)
         self.others = SimpleNamespace(announce=lambda now: None)
+        self.total = 100
         self.is_finished = self.is_going = self.raises_nonfinite = self.was_slow = False
 
     def _learned(self, epoch: Epoch, stands: Any, *, is_ready: bool) -> None:
@@ -244,3 +245,12 @@ def test_a_process_with_a_local_sum_does_not_warm_up_before_it_gives_the_sum_up(
         run.replica.add(turn.compute.part, turn.mark)
         run.meter.speed = 5
     assert run.replica.speed == 5
+
+
+def test_nobody_warms_up_for_a_run_that_has_finished(learner: type[Learner]) -> None:
+    learner.image, learner.ends = replace(image_at(HERE), layout=cast("Any", "layout")), HERE
+    run = Run(Mark())
+    run.meter = SimpleNamespace(speed=0, end_step=lambda **_: None)
+    run.total, run.members.seated, run.options.fewest = HERE.step, 1, 2
+    assert run.follow() == []
+    assert run.replica.mark == HERE

@@ -51,6 +51,7 @@ class Run:
         self.origin = SimpleNamespace(has_copy=lambda: None)
         self.divergence = SimpleNamespace(origin=0)
         self.meter = SimpleNamespace(speed=1)
+        self.total = 1000
         self.checkpoints = SimpleNamespace(save_apart=lambda *_: "it is kept")
         self.journal = SimpleNamespace(say=lambda *_: None)
         self.copy = StateCopy(self, 30.0)  # pyright: ignore[reportArgumentType]
