@@ -375,6 +375,48 @@ def test_a_learner_that_only_follows_is_not_waited_for(members: Members) -> None
     assert not donor.has_caught_up
 
 
+def test_a_learner_that_gets_the_last_result_counts_as_caught_up(members: Members) -> None:
+    """The members pause for it a step later, so that it need not ask first and wait for another step."""
+    donor = donor_that()
+    learner = members.learner({"a": donor})
+    donor.offer(image_of(BLOCK), MARK, EPOCH)
+    learner.fetch(anything, timeout=PATIENCE)
+    marks = seal([donor], MARK, 3)
+    assert learner.next_result(marks[0], timeout=0) is not None
+    assert not donor.has_caught_up
+    assert learner.next_result(marks[2], timeout=0, wants_seat=False) is not None
+    assert not donor.has_caught_up
+    assert learner.next_result(marks[2], timeout=0) is not None
+    assert donor.has_caught_up
+
+
+def test_results_that_no_learner_needs_are_not_kept_for_longer(members: Members) -> None:
+    donor = donor_that(kept_bytes=3 * 4100)
+    donor.begin(MARK)
+    marks = seal([donor], MARK, 3)
+    learner = members.learner({"a": donor})
+    until(lambda: bool(donor.learners), "the learner is there")
+    with in_thread(
+        lambda: (until(lambda: donor.wants_image, "it asks"), donor.offer(image_of(BLOCK), marks[3], EPOCH))
+    ):
+        learner.fetch(anything, timeout=PATIENCE)
+    marks += seal([donor], marks[3], 2)[1:]
+    with pytest.raises(StateTransferError):
+        members.learner({"a": donor}).next_result(marks[1], timeout=0)
+    marks += seal([donor], marks[5], 4)[1:]
+    assert [one.after for one in learner.results(marks[3], timeout=0)] == marks[4:]
+
+
+def test_a_result_stays_until_the_second_one_after_it(members: Members) -> None:
+    donor = donor_that()
+    learner = members.learner({"a": donor})
+    donor.begin(MARK)
+    marks = seal([donor], MARK, 4)
+    found = list(learner.results(MARK, timeout=0))
+    assert [one.after for one in found] == marks[1:]
+    assert [one.result.payload is found[0].result.payload for one in found] == [True, False, True, False]
+
+
 def test_dismissed_learners_lose_the_donor(members: Members) -> None:
     donor = donor_that()
     learner = members.learner({"a": donor})

@@ -117,9 +117,13 @@ class AddressDirectory:
                 entry = self._entries[address] = Entry(address, set(), introducer, now)
             entry.seen = now
             entry.sources.add(source)
+            is_other = source is Source.MDNS and entry.claimed != claim
             if not entry.claimed or source > Source.EXCHANGE:
                 entry.claimed = claim
-            if source is not Source.EXCHANGE and entry.failures:
+            if is_other and not entry.dialling:
+                # Another process has taken the place of one that has ended, whose failures say nothing about it.
+                entry.failures, entry.why, entry.next_try = 0, "", now
+            elif source is not Source.EXCHANGE and entry.failures:
                 # It was just announced or has connected, so it is there: there is no need to wait out a long pause.
                 entry.next_try = min(entry.next_try, now + FIRST_PAUSE)
 

@@ -28,7 +28,7 @@ import numpy as np
 
 from ringfort.errors import CheckpointError, InvalidArgumentError
 from ringfort.training.elastic.protocol import Mark
-from ringfort.training.elastic.state_tree import BLOCK, Image, Manifest, block_hash, hashed
+from ringfort.training.elastic.state_tree import BLOCK, HASH, Image, Manifest, hashed
 
 _log = logging.getLogger(__name__)
 
@@ -106,7 +106,7 @@ class Saved:
             file.seek(self.nbytes - self.manifest.nbytes)
             for index, expected in enumerate(self.manifest.hashes):
                 block = memory(index)
-                if file.readinto(block) != len(block) or block_hash(block) != expected:
+                if file.readinto(block) != len(block) or _hash(block) != expected:
                     damaged.append(index)
         if damaged:
             count, total = len(damaged), len(self.manifest.hashes)
@@ -143,7 +143,7 @@ class CheckpointFolder:
         this branch stay, and the latest of the run's other branches, which may have gone further. Files of other runs
         stay, and so do those that cannot be read: a later version may.
         """
-        whole = hashed(image)
+        whole = hashed(image, _hash)
         head = msgspec.msgpack.encode(_Head(stamp, whole.manifest))
         branch = blake2b(f"{stamp.run}\n{stamp.branch}".encode(), digest_size=4).hexdigest()
         path = self.folder / f"step-{stamp.step:09d}-{branch}-{writer}.ringfort"
@@ -157,7 +157,7 @@ class CheckpointFolder:
                     left.path.unlink(missing_ok=True)
             try:
                 with temporary.open("wb") as file:
-                    file.write(_START.pack(_MAGIC, VERSION, len(head), block_hash(head)))
+                    file.write(_START.pack(_MAGIC, VERSION, len(head), _hash(head)))
                     file.write(head)
                     file.write(memoryview(whole.data))
                     file.flush()
@@ -251,7 +251,7 @@ def open_checkpoint(path: Path) -> Saved:
         if version > VERSION:
             raise CheckpointError(str(path), f"has format {version}, newer than {VERSION}; pip install -U ringfort")
         data = file.read(length) if length <= min(_MAX_HEAD, status.st_size) else b""
-    if len(data) != length or block_hash(data) != expected:
+    if len(data) != length or _hash(data) != expected:
         raise CheckpointError(str(path), "its head is damaged or cut short")
     try:
         head = msgspec.msgpack.decode(data, type=_Head)
@@ -264,6 +264,11 @@ def open_checkpoint(path: Path) -> Saved:
     if status.st_size != whole:
         raise CheckpointError(str(path), f"has {status.st_size} bytes instead of {whole}; it was cut short or changed")
     return Saved(path, head.stamp, head.manifest, whole, status.st_mtime)
+
+
+def _hash(block: memoryview | bytes) -> bytes:
+    """Return the hash of one block of a file; the format has it, so it never changes."""
+    return blake2b(block, digest_size=HASH).digest()
 
 
 def _sync_folder(folder: Path) -> None:

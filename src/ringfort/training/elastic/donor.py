@@ -10,6 +10,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import Final
 
 import numpy as np
@@ -129,6 +130,9 @@ class Donor:
         self._changed = Condition()
         self._learners: dict[TransferLink, Thread] = {}
         self._paces: dict[TransferLink, _Pace] = {}
+        self._places: dict[TransferLink, float] = {}
+        """The step whose results each learner needs next; infinite while it waits for an image. One that has asked for
+        nothing yet may need any."""
         self._history = ResultHistory()
         self._offer: _Offer | None = None
         self._mark: Mark | None = None
@@ -136,7 +140,7 @@ class Donor:
         self._waiting: set[TransferLink] = set()
         """Learners that have asked for an image and have none yet."""
         self._caught_up: set[TransferLink] = set()
-        """Learners that have all results there are."""
+        """Learners that have all results there are, or get the last one now."""
         self._is_closed = False
 
     # --- learners -----------------------------------------------------------------------------------------------------
@@ -155,7 +159,8 @@ class Donor:
 
     @property
     def has_caught_up(self) -> bool:
-        """Whether a learner has all results there are, and could be seated at the end of the next step."""
+        """Whether a learner has all results there are, or gets the last one now, and could be seated at the end of the
+        next step."""
         with self._changed:
             return bool(self._caught_up)
 
@@ -243,8 +248,14 @@ class Donor:
     def _trim(self) -> None:
         if self._learners or self._offer is not None:
             self._history.trim(self._history_bytes, _MANY, least=HISTORY_RESULTS)
-        else:
-            self._history.trim(self._kept_bytes, _FEW)
+        # What no learner needs is not kept for longer than without one: steps reduce into that memory, and new memory
+        # costs them more time than the reduction.
+        self._history.trim(self._kept_bytes, _FEW, until=self._needed())
+
+    def _needed(self) -> float:
+        """Return the first step whose results a learner may ask for."""
+        image = inf if self._offer is None else self._offer.mark.step
+        return min([image, *(self._places.get(link, -inf) for link in self._learners)])
 
     def _hash(self, offer: _Offer) -> None:
         image = offer.image if offer.image.manifest.hashes else hashed(offer.image)
@@ -275,6 +286,7 @@ class Donor:
             link.close()
             with self._changed:
                 del self._learners[link], self._paces[link]
+                self._places.pop(link, None)
                 self._waiting.discard(link)
                 self._caught_up.discard(link)
                 if not self._learners:
@@ -312,6 +324,7 @@ class Donor:
             ):
                 self._offer = None  # a new one is there sooner than all results since the last
             self._waiting.add(link)
+            self._places[link] = inf
             while (offer := self._usable_offer()) is None or not (offer.is_hashed or offer.mark == known):
                 if offer is not None and offer.hashing is None:
                     offer.hashing = Thread(self._hash, (offer,), name="ringfort-donor-hash")
@@ -321,12 +334,14 @@ class Donor:
                     return None  # it asks again
                 self._changed.wait(left)
             self._waiting.discard(link)
+            self._places[link] = offer.mark.step
             return offer
 
     def _send_result(self, link: TransferLink, request: AskResult) -> None:
         after, deadline = request.after, time.monotonic() + request.wait
         with self._changed:
             self._waiting.discard(link)
+            self._places[link] = after.step
             if not request.wants_seat:
                 self._caught_up.discard(link)
             while True:
@@ -338,8 +353,12 @@ class Donor:
                 if found is not None or not is_ahead or left <= 0 or self._is_closed:
                     break
                 self._changed.wait(left)
-            if found is not None and found[1] > 1:
-                self._caught_up.discard(link)
+            if found is not None:
+                if found[1] > 1:
+                    self._caught_up.discard(link)
+                elif not found[1] and request.wants_seat:
+                    # It has this one long before the members pause for it, which they do a whole step later.
+                    self._caught_up.add(link)
         if found is not None:
             kept, behind = found
             arrays = [memoryview(array.view(np.uint8)) for array in kept.arrays.values()]

@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 import numpy as np
@@ -116,6 +117,8 @@ class Learner(DonorLinks):
         self._limit = limit
         self._digest = digest
         self._round: _Round | None = None
+        self._results: deque[dict[str, Array]] = deque(maxlen=2)
+        """The last results."""
         for peer, connection in donors.items():
             self.add(peer, connection)
 
@@ -129,6 +132,18 @@ class Learner(DonorLinks):
 
         Raises `StateTransferError` if no donor is left, `OperationTimeoutError` after `timeout` seconds.
         """
+        fetching = self.fetching(check, known=known, timeout=timeout)
+        while True:
+            try:
+                next(fetching)
+            except StopIteration as done:
+                return done.value
+
+    def fetching(
+        self, check: Callable[[Fetched], None], *, known: Iterable[Image] = (), timeout: float
+    ) -> Generator[Fetched, None, Fetched]:
+        """Do as `fetch` does, and yield the description each time that blocks are under way: the caller can do
+        something else while they come."""
         deadline, images = time.monotonic() + timeout, list(known)
         current = _Round()
         with self._changed:
@@ -138,7 +153,8 @@ class Learner(DonorLinks):
         try:
             while True:
                 chosen = self._choose(current, deadline, timeout)
-                check(_fetched(chosen, Image(chosen.manifest, np.empty(0, np.uint8))))
+                described = _fetched(chosen, Image(chosen.manifest, np.empty(0, np.uint8)))
+                check(described)
                 fetch = Fetch(chosen.manifest, images)
                 note("image of step %d described; %d blocks to fetch", chosen.mark.step, fetch.missing)
                 with self._changed:
@@ -147,6 +163,8 @@ class Learner(DonorLinks):
                         if peer in self._sources:
                             fetch.add(peer, offer.manifest.hashes)
                     self._changed.notify_all()
+                yield described
+                with self._changed:
                     while not fetch.is_complete and not fetch.is_stuck:
                         what = (
                             f"fetching the state; {fetch.missing} of {len(chosen.manifest.hashes)} blocks are missing"
@@ -321,7 +339,7 @@ class Learner(DonorLinks):
     def next_result(self, after: Mark, *, timeout: float, wants_seat: bool = True) -> Replayed | None:
         """Return the sealed result that follows the mark `after`; None if there is none within `timeout` seconds. At
         least one donor is asked, whatever the timeout. With `wants_seat`, members wait for this process at the end of a
-        step once it has all results.
+        step once it has all results. The memory of a result is used again for the second one after it.
 
         Raises `StateTransferError` if no donor is left that has it. Then fetch the state again.
         """
@@ -352,15 +370,28 @@ class Learner(DonorLinks):
         nbytes = sum(kind.itemsize * part.size for kind, part in zip(kinds, sealed.parts, strict=True))
         if nbytes > self._limit:
             raise ProtocolError(f"{link.peer} sent a result of {nbytes} bytes; the limit is {self._limit}")
-        payload = dict[str, Array]()
-        for kind, part in zip(kinds, sealed.parts, strict=True):
-            array = payload[part.name] = np.empty(part.size, kind.storage)
+        payload = self._room(
+            {part.name: (part.size, kind.storage) for kind, part in zip(kinds, sealed.parts, strict=True)}
+        )
+        for array in payload.values():
             link.fill(memoryview(array.view(np.uint8)))
         result = Result(sealed.branch, sealed.step, sealed.cursor, payload)
         if self._digest(result, 0, 1) != sealed.digest:
             raise ProtocolError(f"The result of step {sealed.step} from {link.peer} is damaged", peer=link.peer)
+        self._results.append(payload)
         mark = after.after(result, sealed.digest)
         return Replayed(after, mark, result, sealed.digest, sealed.sums, sealed.is_finite, sealed.behind)
+
+    def _room(self, wanted: dict[str, tuple[int, Any]]) -> dict[str, Array]:
+        """Return memory for a result: that of the last but one, if it fits. New memory takes longer than a result does
+        to arrive on a fast network."""
+        if len(self._results) == self._results.maxlen:
+            old = self._results.popleft()
+            if {name: (array.size, array.dtype) for name, array in old.items()} == {
+                name: (size, np.dtype(kind)) for name, (size, kind) in wanted.items()
+            }:
+                return old
+        return {name: np.empty(size, kind) for name, (size, kind) in wanted.items()}
 
 
 def _fetched(chosen: Description, image: Image) -> Fetched:

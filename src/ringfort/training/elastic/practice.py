@@ -1,9 +1,9 @@
 """`Practice`: the micro-batches that a learner computes before it is seated, for nobody but itself. Pure.
 
 In its first micro-batch a program compiles and allocates, and the members would wait for that. So a learner does it
-before it is ready, and the second one tells its speed to the first deal. A learner that was set aside as slow
-(slow_members.py) goes on practising, and is fit when it needs no longer for one micro-batch than the members for a
-step.
+before it is ready, while the state comes if it is new (state_copy.py), and the second one tells its speed to the first
+deal. A learner that was set aside as slow (slow_members.py) goes on practising, and is fit when it needs no longer for
+one micro-batch than the members for a step.
 """
 
 from __future__ import annotations

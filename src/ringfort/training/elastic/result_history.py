@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 from functools import cached_property
+from math import inf
 
 from ringfort.training.elastic.protocol import Mark, Result
 from ringfort.training.elastic.sample_order import Array
@@ -54,9 +55,12 @@ class ResultHistory:
         self._kept.append(kept)
         self.nbytes += kept.nbytes
 
-    def trim(self, limit: int, most: int, *, least: int = 0) -> None:
-        """Drop the oldest results until there are at most `limit` bytes, or `least` results, and `most` results."""
+    def trim(self, limit: int, most: int, *, least: int = 0, until: float = inf) -> None:
+        """Drop the oldest results until there are at most `limit` bytes, or `least` results, and `most` results. Those
+        that follow step `until` stay."""
         while (self.nbytes > limit and len(self._kept) > least) or len(self._kept) > most:
+            if self._kept[0].before.step >= until:
+                return
             self.nbytes -= self._kept.popleft().nbytes
 
     def clear(self) -> None:

