@@ -16,6 +16,8 @@ from contextlib import suppress
 from inspect import GEN_RUNNING, getgeneratorstate
 from typing import Any, Final
 
+import numpy as np
+
 from ringfort.cluster.core.events import ClusterEvent, EpochStarted, PeerLost, Waiting
 from ringfort.cluster.core.peer_messages import Epoch
 from ringfort.cluster.core.proposer import TOO_FEW
@@ -135,6 +137,10 @@ class Participant:
         samples = self.data.part(self.data.span(turn.mark.cursor), turn.compute.part)
         self.meter.begin(len(samples))
         return samples
+
+    def random_of(self, turn: Turn) -> np.random.Generator:
+        """Return a new random generator for a micro-batch."""
+        return self.data.random(turn.compute.step, turn.compute.part)
 
     def add(self, turn: Turn, gradients: Any, count: float | None, loss: float) -> None:
         """Add the gradients of a micro-batch to the local sum."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
+
 from ringfort.errors import InvalidArgumentError
 from ringfort.training.elastic.protocol import Compute, Mark, Result
 from ringfort.training.elastic.sample_order import Array
@@ -43,6 +45,10 @@ class Source(Protocol):
         """Return the samples of a micro-batch, and begin to measure the time that it takes."""
         ...
 
+    def random_of(self, turn: Turn) -> np.random.Generator:
+        """Return a new random generator for a micro-batch: the same numbers whoever computes it."""
+        ...
+
     def add(self, turn: Turn, gradients: Any, count: float | None, loss: float) -> None:
         """Add the gradients of a micro-batch to the local sum. Its weight is `count`, or the number of its samples."""
         ...
@@ -65,6 +71,10 @@ class Step:
         """What `advance` has returned and nobody has done yet."""
         self._turn = first if isinstance(first, Turn) else None
         self._is_added = True
+        self._is_inside = False
+        """Whether the program is in `for part in step`."""
+        self._random: np.random.Generator | None = None
+        """That of the current micro-batch, once the program has asked for it."""
         self._done: Done | None = None
         self._is_over = False
 
@@ -101,7 +111,11 @@ class Step:
                 return
             assert self._next is not None  # a run does not end inside a step
             self._turn, self._is_added = self._next, False
-            yield self._source.samples_of(self._turn)
+            self._is_inside = True
+            try:
+                yield self._source.samples_of(self._turn)
+            finally:
+                self._is_inside, self._random = False, None
             if not self._is_added:  # it stays the next one: without it the step could never be sealed
                 raise self._misuse("call step.add(...) once for each micro-batch")
 
@@ -115,6 +129,20 @@ class Step:
             raise self._misuse("step.add(...) belongs into `for part in step`, once")
         self._source.add(self._turn, gradients, count, loss)
         self._is_added, self._next = True, None
+
+    @property
+    def random(self) -> np.random.Generator:
+        """The random generator of the current micro-batch, for dropout or augmentation: its numbers depend on the
+        run's seed, the step and the micro-batch alone, so it does not matter which machine computes that, and how
+        often.
+
+        Raises `InvalidArgumentError` outside `for part in step`.
+        """
+        if not self._is_inside or self._turn is None:
+            raise self._misuse("step.random belongs to a micro-batch; use it inside `for part in step`")
+        if self._random is None:
+            self._random = self._source.random_of(self._turn)
+        return self._random
 
     def mean(self) -> Any:
         """Return the mean of the gradients over all samples of the step: the same bits at every member.
