@@ -77,16 +77,20 @@ def test_gradients_that_are_not_finite_end_the_run_at_all_members_or_are_skipped
         assert (end["done"], end["skipped"], sum(end["seen"]) > 0) == (30, 1, True)
 
 
-def test_a_program_with_another_batch_is_told_what_differs(start: Start) -> None:
+def test_a_program_with_another_batch_or_choice_for_nans_is_told_what_differs(start: Start) -> None:
     runs = [start(total=2000) for _ in range(2)]
     runs[0].step(2)
-    other = start(total=2000, batch=16, nodes="1:4", timeout=2.0)
-    end = other.end()
-    assert end["failed"] == "InvalidArgumentError"
-    assert "batch is 16 here and 32 there" in end["why"]
-    begun = next(line["at"] for line in other.lines if "begun" in line)
-    told = next(line["at"] for line in other.lines if "is another one: batch is 16" in line.get("log", ""))
-    print(f"told after {told - begun:.2f} s")
+    others = {
+        "batch is 16 here and 32 there": start(total=2000, batch=16, nodes="1:4", timeout=2.0),
+        "nonfinite is skip here and error there": start(total=2000, nonfinite="skip", nodes="1:4", timeout=2.0),
+    }
+    for words, other in others.items():
+        end = other.end()
+        assert end["failed"] == "InvalidArgumentError"
+        assert words in end["why"]
+        begun = next(line["at"] for line in other.lines if "begun" in line)
+        told = next(line["at"] for line in other.lines if f"is another one: {words}" in line.get("log", ""))
+        print(f"told after {told - begun:.2f} s")
     assert all(run.process.poll() is None for run in runs)
 
 
@@ -108,6 +112,7 @@ def test_a_run_leaves_the_checkpoints_of_another_one_alone_and_continues_with_it
         trained(total=60, batch=batch)
     assert own < {path.name for path in folder.glob("*.ringfort")}
     assert trained(total=30)["applied"] == 10
+    assert trained(total=40, nonfinite="skip")["applied"] == 10  # how one gets past a NaN
 
 
 def test_a_checkpoint_folder_that_is_a_file_is_refused_before_the_first_step(start: Start, tmp_path: Path) -> None:

@@ -81,7 +81,7 @@ class Participant:
         """Whether the program was given a micro-batch and no result since."""
         self.options = options
         manifest = state.manifest()
-        self._note = note_of(options.name, data, manifest, socket.gethostname())
+        self._note = note_of(options.name, data, options.nonfinite, manifest, socket.gethostname())
         self.meter = SpeedMeter()
         self.driver = EpochDriver(self)
         self.seating = Seating(self)

@@ -17,8 +17,8 @@ DATA = Data(100, 10, 5, 1)
 STATE = {"w": np.zeros(3)}
 
 
-def note(data: Data = DATA, state: dict[str, object] | None = None, name: str = "run"):
-    return note_of(name, data, StateTree(STATE if state is None else state).manifest(), "attic")
+def note(data: Data = DATA, state: dict[str, object] | None = None, name: str = "run", nonfinite: str = "error"):
+    return note_of(name, data, nonfinite, StateTree(STATE if state is None else state).manifest(), "attic")
 
 
 class Program:
@@ -40,6 +40,7 @@ class Program:
         (note(Data(100, 20, 5, 1)), "batch is 10 here and 20 there"),
         (note(Data(90, 10, 5, 2)), "samples is 100 here and 90 there; seed is 1 here and 2 there"),
         (note(Data(100, 10, 5, 2**70)), f"seed is 1 here and {2**70} there"),
+        (note(nonfinite="skip"), "nonfinite is error here and skip there"),
         (note(state={"w": np.zeros(4)}), "state['w'] is float64(3,) here and float64(4,) there"),
         (
             note(state={"w": np.zeros(3), "m": 1.0}),
