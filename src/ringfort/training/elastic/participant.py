@@ -30,7 +30,7 @@ from ringfort.training.elastic.epoch_driver import EpochDriver
 from ringfort.training.elastic.exchange import SUMS, inspect, sample_of
 from ringfort.training.elastic.finish import Finish
 from ringfort.training.elastic.journal import Journal
-from ringfort.training.elastic.local_sum import LocalSum
+from ringfort.training.elastic.local_sum import LocalSum, checked_count, checked_loss
 from ringfort.training.elastic.membership import Membership
 from ringfort.training.elastic.options import Options
 from ringfort.training.elastic.origin import Origin
@@ -143,12 +143,15 @@ class Participant:
         return self.data.random(turn.compute.step, turn.compute.part)
 
     def add(self, turn: Turn, gradients: Any, count: float | None, loss: float) -> None:
-        """Add the gradients of a micro-batch to the local sum."""
+        """Add the gradients of a micro-batch to the local sum. If it raises an error, nothing was added: a program that
+        catches it adds the micro-batch again."""
+        loss = checked_loss(loss)
+        count = checked_count(self.meter.samples if count is None else count)
         if not self.replica.covered:
             self.local.begin()
             self.driver.exchange.loss = 0.0
         unit = self.data.span(turn.mark.cursor).unit
-        weight = self.local.add(gradients, self.meter.samples if count is None else count, unit)
+        weight = self.local.add(gradients, count, unit)
         self.driver.exchange.loss += weight * loss
         self.replica.add(turn.compute.part, turn.mark)
         self.meter.end()
