@@ -152,7 +152,7 @@ class Participant:
             self.driver.exchange.loss = 0.0
         unit = self.data.span(turn.mark.cursor).unit
         weight = self.local.add(gradients, count, unit)
-        self.driver.exchange.loss += weight * loss
+        self.driver.exchange.loss += weight * loss if weight else 0.0
         self.replica.add(turn.compute.part, turn.mark)
         self.meter.end()
 

@@ -33,6 +33,12 @@ class Done(NamedTuple):
     """There is no result: the run has finished while this member was away, or it leaves. The gradients are zeros, and
     what the program does with them is undone."""
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether no sample of the step has a weight. All members have the same sum of weights, so all find the
+        same."""
+        return not self.weight and not self.is_overtaken
+
 
 class Source(Protocol):
     """What a step is made of: a `Participant`."""
@@ -90,13 +96,16 @@ class Step:
 
     @property
     def skipped(self) -> bool:
-        """Whether the gradients have infinities or NaNs, so that no machine applies the step: with `nonfinite="skip"`.
-        The samples count as used. Known after the micro-batches."""
-        return not self._result().is_finite
+        """Whether the step has no mean, so that no machine applies it: its gradients have infinities or NaNs (with
+        `nonfinite="skip"`), or all its micro-batches were added with `count=0`. The samples count as used. Known after
+        the micro-batches."""
+        done = self._result()
+        return done.is_empty or not done.is_finite
 
     @property
     def loss(self) -> float:
-        """The mean loss over all samples of the step, from `add(loss=)`. Known after the micro-batches."""
+        """The mean loss over all samples of the step, from `add(loss=)`; 0 if none has a weight. Known after the
+        micro-batches."""
         done = self._result()
         return done.loss / done.weight if done.weight else 0.0
 
@@ -121,9 +130,11 @@ class Step:
 
     def add(self, gradients: Any, *, count: float | None = None, loss: float = 0.0) -> None:
         """Add the gradients of the current micro-batch: their means over its samples, in dicts and lists of arrays.
-        `count` is their weight, by default the number of samples; `loss` is their mean loss.
+        `count` is their weight, by default the number of samples; `loss` is their mean loss. With `count=0`, as for
+        a micro-batch of padding alone, the values of both are ignored: a mean over nothing is NaN.
 
-        Raises `GradientLayoutError` if they differ from those before in names, order, shapes or element types.
+        Raises `InvalidArgumentError` for a `count` or `loss` that is no number, and `GradientLayoutError` if the gradients
+        differ from those before in names, order, shapes or element types. Nothing was added then.
         """
         if self._turn is None or self._is_added:
             raise self._misuse("step.add(...) belongs into `for part in step`, once")
@@ -153,6 +164,8 @@ class Step:
         done = self._result()
         if not done.is_finite:
             raise self._misuse("its gradients are not finite; look at step.skipped before mean()")
+        if done.is_empty:
+            raise self._misuse("all its micro-batches were added with count=0; look at step.skipped before mean()")
         return self._source.mean_of(done)
 
     def end(self) -> None:

@@ -11,10 +11,11 @@ import pytest
 from ringfort.config import AutoDiscoveryConfig
 from ringfort.errors import InvalidArgumentError
 from ringfort.training.elastic.dealing import Data
+from ringfort.training.elastic.exchange import SUMS, inspect
 from ringfort.training.elastic.journal import Journal
 from ringfort.training.elastic.options import Options
 from ringfort.training.elastic.participant import Participant
-from ringfort.training.elastic.protocol import Compute
+from ringfort.training.elastic.protocol import Compute, Result
 from ringfort.training.elastic.state_tree import StateTree
 from ringfort.training.elastic.step import Turn
 
@@ -62,3 +63,23 @@ def test_a_weight_that_is_none_is_named_before_the_first_sum_is_begun(run: Parti
     with pytest.raises(InvalidArgumentError, match=r"^count="):
         run.add(turn(run, 0), W, count, 0.0)
     assert (run.replica.covered, run.local.count) == (set(), 0.0)
+
+
+@pytest.mark.parametrize("counts", [(0, 4), (4, 0), (0.0, np.int64(4))])
+def test_a_micro_batch_of_padding_alone_counts_for_nothing(run: Participant, counts: Any) -> None:
+    """Its means are those of nothing: NaN."""
+    for part, count in enumerate(counts):
+        values = {"w": np.full(3, 6.0 if count else np.nan)}
+        run.add(turn(run, part), values, count, 3.0 if count else float("nan"))
+    assert run.replica.covered == {0, 1}
+    assert (run.local.count, run.driver.exchange.loss) == (0.5, 1.5)
+    assert run.local.mean(run.local.buffers, run.local.count)["w"].tolist() == [6, 6, 6]
+
+
+def test_a_step_of_padding_alone_is_skipped_by_everybody_who_applies_it(run: Participant) -> None:
+    for part in range(2):
+        run.add(turn(run, part), {"w": np.full(3, np.nan)}, 0, float("nan"))
+    sums = {**run.local.buffers, SUMS: np.array([run.local.count, run.driver.exchange.loss])}
+    result = Result("b@1", 1, 8, sums)
+    assert inspect(result, 0, 1)[1]  # an error for non-finite gradients would be a wrong one
+    assert run.done(result, is_finite=True).is_empty

@@ -95,6 +95,15 @@ def test_a_skipped_step_has_no_mean() -> None:
         step.mean()
 
 
+def test_a_step_without_weights_is_skipped_but_not_one_that_was_overtaken() -> None:
+    step, _ = step_of(DONE._replace(weight=0.0, loss=0.0))
+    assert (step.skipped, step.loss) == (True, 0.0)
+    with pytest.raises(InvalidArgumentError, match=r"count=0; look at step\.skipped"):
+        step.mean()
+    step, _ = step_of(DONE._replace(weight=0.0, loss=0.0, is_overtaken=True))
+    assert (step.skipped, step.mean()) == (False, 0.0)
+
+
 def test_a_member_that_was_away_continues_with_a_later_step() -> None:
     step, _ = step_of(PARTS[0], Done(Result("b@1", 12, 24), 4.0, 10.0))
     for part in step:
