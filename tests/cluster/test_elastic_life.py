@@ -62,16 +62,19 @@ def test_a_run_below_its_minimum_waits_and_a_late_joiner_of_a_finished_one_gets_
     assert (late.lines[-1]["applied"], stays.lines[-1]["applied"]) == (0, 30)
 
 
-def test_gradients_that_are_not_finite_end_the_run_at_all_members_or_are_skipped_by_all(start: Start) -> None:
+def test_what_is_not_finite_ends_the_run_at_all_members_or_is_skipped_by_all(start: Start) -> None:
     raising = [start(name="raises", total=30, nan_at=3 * (not number)) for number in range(2)]
+    losing = [start(name="loses", total=30, nan_loss_at=3 * (not number)) for number in range(2)]
     skipping = [start(name="skips", total=30, nan_at=3 * (not number), nonfinite="skip") for number in range(2)]
-    guilty = raising[0].step(1)["peer"]
-    for program in raising:
-        end = program.end()
-        assert (program.process.returncode, end["failed"]) == (3, "NonFiniteStepError")
-        named = re.match(r"The gradients of step 3 contain infinite or NaN elements \(([^(),]+)\);", end["why"])
-        assert named, end["why"]
-        assert guilty.startswith(named[1].rpartition("/")[2])
+    gradients = r"The gradients of step 3 contain infinite or NaN elements \(([^(),]+)\);"
+    for pair, words in ((raising, gradients), (losing, r"The loss of step 3 is infinite or NaN \(([^(),]+)\);")):
+        guilty = pair[0].step(1)["peer"]
+        for program in pair:
+            end = program.end()
+            assert (program.process.returncode, end["failed"]) == (3, "NonFiniteStepError")
+            named = re.match(words, end["why"])
+            assert named, end["why"]
+            assert guilty.startswith(named[1].rpartition("/")[2])
     for program in skipping:
         end = program.end()
         assert (end["done"], end["skipped"], sum(end["seen"]) > 0) == (30, 1, True)

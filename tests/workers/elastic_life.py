@@ -38,6 +38,7 @@ def main(
     hurry: str = "",
     nonfinite: str = "error",
     nan_at: int = 0,
+    nan_loss_at: int = 0,
     leave_at: int = 0,
     break_at: int = 0,
     learner_at: int = 0,
@@ -70,7 +71,8 @@ def main(
                 time.sleep(pause)
                 gradient = np.zeros(SAMPLES)
                 gradient[part] = np.nan if nan_at == step.number and computed else 1 / len(part)
-                step.add({"seen": gradient}, loss=float(len(part)))
+                is_bad = nan_loss_at == step.number and computed
+                step.add({"seen": gradient}, loss=np.nan if is_bad else float(len(part)))
                 computed += 1
             if step.skipped:
                 state["skipped"] += 1

@@ -10,7 +10,7 @@ import numpy as np
 from ringfort.context import DistributedContext
 from ringfort.errors import ProtocolError
 from ringfort.training.elastic.digests import digest_sample, digest_share, inspect_share
-from ringfort.training.elastic.local_sum import Layout, LocalSum
+from ringfort.training.elastic.local_sum import Layout, LocalSum, is_finite
 from ringfort.training.elastic.protocol import Report, Result, Token
 from ringfort.training.elastic.sample_order import Array
 from ringfort.training.elastic.spare_memory import SpareMemory
@@ -47,6 +47,12 @@ def inspect(result: Result, me: int, size: int) -> tuple[int, bool]:
     if result.is_state:
         return digest_share({"state": cast("Image", result.payload).data}, me, size), True
     return inspect_share(result.payload, me, size)
+
+
+def nonfinite_of(sums: dict[str, Array]) -> str:
+    """Return in words what of a result, or of a member's own sums, is infinite or NaN; empty if nothing is."""
+    found = [] if is_finite({kind: array for kind, array in sums.items() if kind != SUMS}) else ["gradients"]
+    return " and ".join([*found, *([] if is_finite({SUMS: sums[SUMS]}) else ["loss"])])
 
 
 def sample_of(result: Result) -> int:
@@ -113,8 +119,13 @@ class Exchange:
             total[kind] = self._memory.take(kind, buffer.size)
             if buffer.size:
                 context.all_reduce(buffer, out=total[kind])
-        total[SUMS] = context.all_reduce(np.array([self._local.count, self.loss]))
+        total[SUMS] = context.all_reduce(self.own_sums[SUMS])
         return total
+
+    @property
+    def own_sums(self) -> dict[str, Array]:
+        """What this member adds to the result of the step."""
+        return {**self._local.buffers, SUMS: np.array([self._local.count, self.loss])}
 
     def share(self, context: DistributedContext, root: int, mine: Result | None, own: Manifest) -> Result:
         """Send the result of the member of rank `root`, which passes it as `mine`, to all. `own` is the manifest of

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 from ringfort.cluster.core.peer_messages import Epoch
 from ringfort.errors import DistributedError, InvalidArgumentError, NonFiniteStepError, StateTransferError
 from ringfort.training.elastic.donor_search import DonorSearch
+from ringfort.training.elastic.exchange import nonfinite_of
 from ringfort.training.elastic.learner import Fetched, Learner, Replayed
 from ringfort.training.elastic.practice import Practice
 from ringfort.training.elastic.protocol import Compute, Mark
@@ -213,7 +214,7 @@ class StateCopy:
         if run.local.layout is None:  # the donor did not know it yet when it described its image
             raise StateTransferError("the gradients of the run are not known yet", {})
         if not replayed.is_finite and run.raises_nonfinite:
-            raise NonFiniteStepError(replayed.result.step, ())
+            raise NonFiniteStepError(replayed.result.step, (), nonfinite_of(replayed.result.payload))
         run.meter.end_step(is_replayed=True)
         run.replica.learn(replayed.after, [(replayed.before, replayed.result)])
         run.donor.begin(replayed.after)  # it keeps nothing: nobody asks a learner, and the next results need the memory

@@ -133,8 +133,8 @@ class Step:
         `count` is their weight, by default the number of samples; `loss` is their mean loss. With `count=0`, as for
         a micro-batch of padding alone, the values of both are ignored: a mean over nothing is NaN.
 
-        Raises `InvalidArgumentError` for a `count` or `loss` that is no number, and `GradientLayoutError` if the gradients
-        differ from those before in names, order, shapes or element types. Nothing was added then.
+        Raises `InvalidArgumentError` for a `count` or `loss` that is no number, and `GradientLayoutError` if the
+        gradients differ from those before in names, order, shapes or element types. Nothing was added then.
         """
         if self._turn is None or self._is_added:
             raise self._misuse("step.add(...) belongs into `for part in step`, once")

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ringfort.errors import ProtocolError
-from ringfort.training.elastic.exchange import SUMS, Exchange, inspect
+from ringfort.training.elastic.exchange import SUMS, Exchange, inspect, nonfinite_of
 from ringfort.training.elastic.local_sum import LocalSum
 from ringfort.training.elastic.protocol import Mark, Report, Result, Token
 from ringfort.training.elastic.state_tree import StateTree
@@ -73,6 +73,18 @@ def test_gradients_must_be_finite_and_a_state_need_not_be() -> None:
     assert [inspect(result, me, 2)[1] for me in range(2)] == [True, False]
     state = Result("b", 1, 1, StateTree({"w": np.full(3, np.nan)}).image(), is_state=True)
     assert inspect(state, 0, 1)[1]
+
+
+def test_what_is_not_finite_is_named() -> None:
+    found, local = exchange()
+    local.add({"w": np.ones(3, np.float32)}, 1.0)
+    assert nonfinite_of(found.own_sums) == ""
+    found.loss = float("nan")
+    assert nonfinite_of(found.own_sums) == nonfinite_of(found.reduce(ALONE)) == "loss"
+    local.add({"w": np.full(3, np.inf, np.float32)}, 1.0)
+    assert nonfinite_of(found.own_sums) == nonfinite_of(found.reduce(ALONE)) == "gradients and loss"
+    found.loss = 0.0
+    assert nonfinite_of(found.own_sums) == "gradients"
 
 
 def test_reports_and_tokens_go_round() -> None:
