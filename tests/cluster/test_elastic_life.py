@@ -118,6 +118,27 @@ def test_a_run_leaves_the_checkpoints_of_another_one_alone_and_continues_with_it
     assert trained(total=40, nonfinite="skip")["applied"] == 10  # how one gets past a NaN
 
 
+def test_machines_that_join_and_runs_that_resume_get_what_was_created_in_the_loop(start: Start, tmp_path: Path) -> None:
+    """As the momentum of an optimizer in its first step: a program that has just started does not have it."""
+    folder, hurry = str(tmp_path / "run1"), tmp_path / "hurry"
+    first = start(total=40, late_at=5, nodes="1:2", checkpoint=folder, hurry=str(hurry))
+    first.step(6)
+    joins = start(total=40, late_at=5, nodes="1:2", hurry=str(hurry))
+    joins.step(7, members=2)
+    hurry.touch()
+    for program in (first, joins):
+        end = program.end()
+        assert (program.process.returncode, end["done"], end["late"]) == (0, 40, [36, 36, 36]), end
+    assert joins.lines[-1]["began"] > 5
+    ended = start(total=40, late_at=5, nodes="1:2", checkpoint=folder).end()
+    assert (ended["done"], ended["applied"], ended["late"]) == (40, 0, [36, 36, 36])
+    # The second has no checkpoint: it gets the state of the first one's when they found the branch.
+    resumed = [start(total=60, late_at=5, nodes="2:2", checkpoint=where) for where in (folder, str(tmp_path / "run2"))]
+    for program in resumed:
+        end = program.end()
+        assert (program.process.returncode, end["done"], end["late"], end["applied"]) == (0, 60, [56, 56, 56], 20), end
+
+
 def test_a_checkpoint_folder_that_is_a_file_is_refused_before_the_first_step(start: Start, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     program = start(nodes="1:1", checkpoint=str(tmp_path / "file"))

@@ -77,7 +77,7 @@ class EpochDriver:
                     value = self._reduce()
                     run.seating.look(epoch)
                 case Share(root=root, result=result):
-                    value = self.exchange.share(context, root, result, run.state.manifest())
+                    value = self.exchange.share(context, root, result, run.state)
                 case Apply():
                     yield from self._apply(instruction, epoch, me)
                 case Pause():

@@ -51,7 +51,7 @@ def note_of(name: str, data: Data, nonfinite: str, manifest: Manifest, machine: 
     """Return the note of a program that is in no branch yet. `nonfinite` is what it does with infinite gradients: all
     members must do the same. (Checkpoints do not depend on it: a run may be started again with another choice.)"""
     settings = {**asdict(data), "nonfinite": nonfinite}
-    shapes = {entry.path: str(entry) for entry in manifest.entries}
+    shapes = manifest.leaves()
     digest = blake2b(f"{settings} {sorted(shapes.items())}".encode(), digest_size=4).hexdigest()
     told, room = dict[str, str](), _ROOM
     for path in sorted(shapes):

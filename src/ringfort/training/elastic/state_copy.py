@@ -20,6 +20,7 @@ from ringfort.training.elastic.state_check import UNKNOWN
 from ringfort.training.elastic.state_tree import Image, hashed
 from ringfort.training.elastic.step import Done, Turn
 from ringfort.training.elastic.timeline import note
+from ringfort.training.elastic.transfer import size_limit
 
 if TYPE_CHECKING:
     from ringfort.training.elastic.participant import Participant
@@ -32,8 +33,6 @@ _CONNECT: Final = 5.0
 """Seconds for the first member to answer."""
 _FETCH: Final = 600.0
 """Seconds to fetch the state."""
-_GRADIENTS: Final = 64 << 20
-"""Bytes by which a result may be larger than four times the state."""
 
 
 class StateCopy:
@@ -66,8 +65,7 @@ class StateCopy:
                 self._serve()
                 run.members.wait_for_news(seen, _LOOK)
             return
-        limit = 4 * run.state.manifest().nbytes + _GRADIENTS
-        self._learner = learner = Learner({}, limit=limit)
+        self._learner = learner = Learner({}, limit=size_limit(run.state.manifest().nbytes))
         search = DonorSearch(learner, run.members)
         try:
             if self._is_seated(left):  # nobody interrupts the learner any more
@@ -240,7 +238,7 @@ class StateCopy:
 
     def _check(self, fetched: Fetched) -> None:
         """Raise an error if this program cannot use the state, or needs none of it."""
-        why = self._run.state.manifest().differences(fetched.image.manifest)
+        why = self._run.state.misfit(fetched.image.manifest)
         if why:
             raise InvalidArgumentError("state", "the run's", f"differs from this program's: {why}")
         mine, theirs = self._run.replica.mark, fetched.mark

@@ -46,11 +46,16 @@ class Program:
             note(state={"w": np.zeros(3), "m": 1.0}),
             "the state has 1 arrays and values here and 2 there; state['m'] is missing here and a plain value there",
         ),
+        (note(state={0: np.zeros(3)}), "state['w'] is float64(3,) here and missing there"),
         (note(), ""),
     ],
 )
 def test_differences_are_said_in_words(theirs, words: str) -> None:
     assert differences(note(), theirs) == words
+
+
+def test_a_list_and_a_dict_with_numbers_as_keys_are_different_states() -> None:
+    assert note(state={"m": [1]}).run != note(state={"m": {0: 1}}).run
 
 
 def test_the_note_of_a_large_state_fits() -> None:
