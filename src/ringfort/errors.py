@@ -422,21 +422,25 @@ class NonFiniteError(DistributedError, ValueError):
 
 
 class NonFiniteStepError(NonFiniteError):
-    """The gradients of a step of an elastic run contain infinities or NaNs. Every member raises this error.
+    """The gradients of a step of an elastic run contain infinities or NaNs, or its loss is infinite or NaN. Every
+    member raises this error.
 
-    `machines` are those whose own gradients do; none if only their sum does, or if the machine has left since.
+    `what` is "gradients", "loss" or both: "gradients and loss". `machines` are those whose own gradients or losses are
+    not finite; none if only their sum is not, or if the machine has left since.
     """
 
     is_recoverable = False
 
-    def __init__(self, step: int, machines: Iterable[str]) -> None:
+    def __init__(self, step: int, machines: Iterable[str], what: str = "gradients") -> None:
         self.step = step
         self.machines = tuple(machines)
+        self.what = what
         who = ", ".join(self.machines) or "the sum over all machines, or a machine that has left"
+        contain = "is infinite or NaN" if what == "loss" else "contain infinite or NaN elements"
         DistributedError.__init__(
             self,
-            f"The gradients of step {step} contain infinite or NaN elements ({who}); lower the learning rate, look at "
-            'that machine, or pass nonfinite="skip" to leave such steps out',
+            f"The {what} of step {step} {contain} ({who}); lower the learning rate, look at that machine, or pass "
+            'nonfinite="skip" to leave such steps out',
         )
         self.name = ""
         self.found: dict[int, int] = {}

@@ -39,7 +39,7 @@ def test_bugs_other_threads_and_clocks_that_jump_harm_nobody_else(start: Start, 
         assert "a run has one loop" in end["late"][0]
         assert "belongs into `for part in step`" in end["late"][1]
         assert "it is over" in end["late"][2]
-        assert any("(its program has stopped) left" in line for line in end["events"])
+        assert any("(its program has failed with ZeroDivisionError) left" in line for line in end["events"])
 
 
 def test_whichever_process_of_a_member_is_killed_the_others_continue_at_once_despite_its_forks(

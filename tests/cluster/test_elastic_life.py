@@ -62,31 +62,38 @@ def test_a_run_below_its_minimum_waits_and_a_late_joiner_of_a_finished_one_gets_
     assert (late.lines[-1]["applied"], stays.lines[-1]["applied"]) == (0, 30)
 
 
-def test_gradients_that_are_not_finite_end_the_run_at_all_members_or_are_skipped_by_all(start: Start) -> None:
+def test_what_is_not_finite_ends_the_run_at_all_members_or_is_skipped_by_all(start: Start) -> None:
     raising = [start(name="raises", total=30, nan_at=3 * (not number)) for number in range(2)]
+    losing = [start(name="loses", total=30, nan_loss_at=3 * (not number)) for number in range(2)]
     skipping = [start(name="skips", total=30, nan_at=3 * (not number), nonfinite="skip") for number in range(2)]
-    guilty = raising[0].step(1)["peer"]
-    for program in raising:
-        end = program.end()
-        assert (program.process.returncode, end["failed"]) == (3, "NonFiniteStepError")
-        named = re.match(r"The gradients of step 3 contain infinite or NaN elements \(([^(),]+)\);", end["why"])
-        assert named, end["why"]
-        assert guilty.startswith(named[1].rpartition("/")[2])
+    gradients = r"The gradients of step 3 contain infinite or NaN elements \(([^(),]+)\);"
+    for pair, words in ((raising, gradients), (losing, r"The loss of step 3 is infinite or NaN \(([^(),]+)\);")):
+        guilty = pair[0].step(1)["peer"]
+        for program in pair:
+            end = program.end()
+            assert (program.process.returncode, end["failed"]) == (3, "NonFiniteStepError")
+            named = re.match(words, end["why"])
+            assert named, end["why"]
+            assert guilty.startswith(named[1].rpartition("/")[2])
     for program in skipping:
         end = program.end()
         assert (end["done"], end["skipped"], sum(end["seen"]) > 0) == (30, 1, True)
 
 
-def test_a_program_with_another_batch_is_told_what_differs(start: Start) -> None:
+def test_a_program_with_another_batch_or_choice_for_nans_is_told_what_differs(start: Start) -> None:
     runs = [start(total=2000) for _ in range(2)]
     runs[0].step(2)
-    other = start(total=2000, batch=16, nodes="1:4", timeout=2.0)
-    end = other.end()
-    assert end["failed"] == "InvalidArgumentError"
-    assert "batch is 16 here and 32 there" in end["why"]
-    begun = next(line["at"] for line in other.lines if "begun" in line)
-    told = next(line["at"] for line in other.lines if "is another one: batch is 16" in line.get("log", ""))
-    print(f"told after {told - begun:.2f} s")
+    others = {
+        "batch is 16 here and 32 there": start(total=2000, batch=16, nodes="1:4", timeout=2.0),
+        "nonfinite is skip here and error there": start(total=2000, nonfinite="skip", nodes="1:4", timeout=2.0),
+    }
+    for words, other in others.items():
+        end = other.end()
+        assert end["failed"] == "InvalidArgumentError"
+        assert words in end["why"]
+        begun = next(line["at"] for line in other.lines if "begun" in line)
+        told = next(line["at"] for line in other.lines if f"is another one: {words}" in line.get("log", ""))
+        print(f"told after {told - begun:.2f} s")
     assert all(run.process.poll() is None for run in runs)
 
 
@@ -108,6 +115,28 @@ def test_a_run_leaves_the_checkpoints_of_another_one_alone_and_continues_with_it
         trained(total=60, batch=batch)
     assert own < {path.name for path in folder.glob("*.ringfort")}
     assert trained(total=30)["applied"] == 10
+    assert trained(total=40, nonfinite="skip")["applied"] == 10  # how one gets past a NaN
+
+
+def test_machines_that_join_and_runs_that_resume_get_what_was_created_in_the_loop(start: Start, tmp_path: Path) -> None:
+    """As the momentum of an optimizer in its first step: a program that has just started does not have it."""
+    folder, hurry = str(tmp_path / "run1"), tmp_path / "hurry"
+    first = start(total=40, late_at=5, nodes="1:2", checkpoint=folder, hurry=str(hurry))
+    first.step(6)
+    joins = start(total=40, late_at=5, nodes="1:2", hurry=str(hurry))
+    joins.step(7, members=2)
+    hurry.touch()
+    for program in (first, joins):
+        end = program.end()
+        assert (program.process.returncode, end["done"], end["late"]) == (0, 40, [36, 36, 36]), end
+    assert joins.lines[-1]["began"] > 5
+    ended = start(total=40, late_at=5, nodes="1:2", checkpoint=folder).end()
+    assert (ended["done"], ended["applied"], ended["late"]) == (40, 0, [36, 36, 36])
+    # The second has no checkpoint: it gets the state of the first one's when they found the branch.
+    resumed = [start(total=60, late_at=5, nodes="2:2", checkpoint=where) for where in (folder, str(tmp_path / "run2"))]
+    for program in resumed:
+        end = program.end()
+        assert (program.process.returncode, end["done"], end["late"], end["applied"]) == (0, 60, [56, 56, 56], 20), end
 
 
 def test_a_checkpoint_folder_that_is_a_file_is_refused_before_the_first_step(start: Start, tmp_path: Path) -> None:

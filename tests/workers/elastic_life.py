@@ -38,15 +38,17 @@ def main(
     hurry: str = "",
     nonfinite: str = "error",
     nan_at: int = 0,
+    nan_loss_at: int = 0,
     leave_at: int = 0,
     break_at: int = 0,
     learner_at: int = 0,
+    late_at: int = 0,
     checkpoint: str | None = None,
     timeout: float = 30.0,
 ) -> None:
     logging.getLogger("ringfort.elastic").addHandler(Handler())
     logging.getLogger("ringfort.elastic").setLevel(logging.INFO)
-    state = {"seen": np.zeros(SAMPLES), "skipped": 0}
+    state: dict[str, Any] = {"seen": np.zeros(SAMPLES), "skipped": 0, "optimizer": {}}
     config = AutoDiscoveryConfig(interfaces=["127.0.0.1"], timeout=timeout)
     computed, applied, began = 0, 0, -1
     run = ringfort.elastic(
@@ -70,13 +72,20 @@ def main(
                 time.sleep(pause)
                 gradient = np.zeros(SAMPLES)
                 gradient[part] = np.nan if nan_at == step.number and computed else 1 / len(part)
-                step.add({"seen": gradient}, loss=float(len(part)))
+                is_bad = nan_loss_at == step.number and computed
+                step.add({"seen": gradient}, loss=np.nan if is_bad else float(len(part)))
                 computed += 1
             if step.skipped:
                 state["skipped"] += 1
             else:
                 state["seen"] += np.round(step.mean()["seen"] * batch)
                 assert step.loss == 4.0
+            if late_at and "late" not in state and step.number >= late_at:  # as optimizers create their momentum
+                state["late"], state["optimizer"][0] = [np.zeros(7)], {"momentum": np.zeros((2, 3), np.float32), "n": 0}
+            if late_at and "late" in state:
+                state["late"][0] += 1
+                state["optimizer"][0]["momentum"] += 1
+                state["optimizer"][0]["n"] += 1
             applied += 1
             peer = run._participant.members.node.peer_id.rpartition(".")[2]
             say(step=step.number, members=len(run.members), first=run.is_first, computed=computed, peer=peer)
@@ -88,10 +97,16 @@ def main(
                 run.leave()
             if break_at == step.number:
                 break
+    late = (
+        [float(state["late"][0][6]), float(state["optimizer"][0]["momentum"][1, 2]), state["optimizer"][0]["n"]]
+        if late_at
+        else []
+    )
     copied = [int(line.split()[5]) for line in run.events if line.startswith("Copied the state of step ")]
     say(
         done=run.step, seen=sorted({int(count) for count in state["seen"]}), skipped=state["skipped"],
         computed=computed, applied=applied, began=began, copied=copied, events=run.events, goodput=run.goodput,
+        late=late,
     )  # fmt: skip
 
 

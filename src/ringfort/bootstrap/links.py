@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from ringfort.bootstrap.addresses import host_of
-from ringfort.bootstrap.more_connections import open_connections, wanted
+from ringfort.bootstrap.more_connections import open_connections, peer_host, wanted
 from ringfort.bootstrap.shared_memory import share_with_neighbours
 from ringfort.bootstrap.terms import Connections, Terms, machine_for
 from ringfort.config import DEFAULT_PATIENCE, DistributedConfig, patience_of
@@ -55,11 +55,11 @@ def links_over(
     machines[rank] = machine_for(config)
     seconds = config.timeout if deadline is None else max(0.01, deadline - time.monotonic())
     terms = Terms.begin(seconds, credentials, machines[rank])
-    hosts = {p: (host_of(c.sock.getsockname()), host_of(c.sock.getpeername())) for p, c in connections.items()}
     patience = patience_of(config.patience, DEFAULT_PATIENCE)
     sets = [connections]
     made: list[tuple[dict[int, Stream], Poller]] = []
     try:
+        hosts = {peer: (host_of(c.sock.getsockname()), peer_host(peer, c)) for peer, c in connections.items()}
         sets += open_connections(rank, connections, wanted(config.collective, machines), terms)
         for each in sets:
             made.append(_streams_over(rank, machines[rank], each, terms.deadline, patience))  # noqa: PERF401  # see below

@@ -72,7 +72,7 @@ def open_connections(rank: int, connections: Connections, count: int, terms: Ter
         # Every rank connects to the lowest first and then to the next, so there is always one that accepts.
         for peer in lower:
             first, offer = connections[peer], offers[peer]
-            address = (host_of(first.sock.getpeername()), offer.port)
+            address = (peer_host(peer, first), offer.port)
             for number in range(1, count):
                 hello = ExtraConnection(rank, number, offer.token)
                 made[peer, number] = connect(peer, [address], hello, terms, identity=first.identity, beside=first.sock)
@@ -83,6 +83,15 @@ def open_connections(rank: int, connections: Connections, count: int, terms: Ter
     for (peer, _), connection in made.items():
         connection.machine = connections[peer].machine
     return [{peer: made[peer, number] for peer in connections} for number in range(1, count)]
+
+
+def peer_host(peer: int, connection: Connection) -> str:
+    """Return the address of a peer. Raise `NoConnectionError` if the connection has ended: a socket that was shut down,
+    here or there, has no peer any more."""
+    try:
+        return host_of(connection.sock.getpeername())
+    except OSError as exc:
+        raise NoConnectionError(f"The connection to rank {peer} ended before the group had formed", peer=peer) from exc
 
 
 def _digest(rank: int, connections: Connections, terms: Terms) -> bytes:

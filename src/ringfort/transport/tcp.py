@@ -63,8 +63,9 @@ def tune(sock: socket.socket) -> socket.socket:
     sock.setblocking(False)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    if sock.getsockname()[0] == sock.getpeername()[0]:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _LOCAL_BUFFER)
+    with suppress(OSError):  # it has ended already: whoever uses it finds that
+        if sock.getsockname()[0] == sock.getpeername()[0]:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _LOCAL_BUFFER)
     return sock
 
 

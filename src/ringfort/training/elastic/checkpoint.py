@@ -32,7 +32,8 @@ from ringfort.training.elastic.state_tree import BLOCK, HASH, Image, Manifest, h
 
 _log = logging.getLogger(__name__)
 
-VERSION: Final = 1
+VERSION: Final = 2
+"""Format 1 had no tree in its manifest."""
 _MAGIC: Final = b"ringfort"
 _START: Final = struct.Struct("<8sII16s")
 _MAX_HEAD: Final = 256 * 1024 * 1024

@@ -86,7 +86,7 @@ class Divergence:
         state, mine = self._run.state, None
         if is_mine:
             mine = Result(mark.branch, mark.step, mark.cursor, state.image(), is_state=True)
-        return self._exchange.share(self._run.members.context, root, mine, state.manifest())
+        return self._exchange.share(self._run.members.context, root, mine, state)
 
     def _tell(self, verdict: Verdict, leaves: Sequence[Leaves], mark: Mark, epoch: Epoch) -> None:
         """Say who differs in what. Raise `DivergedError` if no state has a majority."""

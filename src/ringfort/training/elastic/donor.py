@@ -52,8 +52,10 @@ _IDLE: Final = 600.0
 KEPT: Final = 256 << 20
 """Bytes of recent results that a member keeps for those who were away for a moment; and no more than the state has,
 because a process that missed more gets an image of the state sooner."""
-_FEW, _MANY = 64, 1 << 16
-"""Results that are kept at most, without a learner and with one: small ones cost memory and time too."""
+_FEW, HISTORY_MOST = 64, 1 << 13
+"""Results that are kept at most, without a learner and with one: small ones cost memory and time too. With
+one, they last for 8 s of steps of 1 ms. Steps are that short only if the state is small: then a learner that has missed
+more of them gets a new image sooner."""
 _EXPECTED: Final = 5.0
 """Seconds for which an image is kept for a learner that has asked another member, and comes here next."""
 _GIVE_WAY: Final = 0.05
@@ -247,7 +249,7 @@ class Donor:
 
     def _trim(self) -> None:
         if self._learners or self._offer is not None:
-            self._history.trim(self._history_bytes, _MANY, least=HISTORY_RESULTS)
+            self._history.trim(self._history_bytes, HISTORY_MOST, least=HISTORY_RESULTS)
         # What no learner needs is not kept for longer than without one: steps reduce into that memory, and new memory
         # costs them more time than the reduction.
         self._history.trim(self._kept_bytes, _FEW, until=self._needed())

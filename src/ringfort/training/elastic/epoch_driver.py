@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING
 from ringfort.cluster.core.peer_messages import Epoch
 from ringfort.errors import DistributedError, NonFiniteStepError
 from ringfort.training.elastic.absence import SLOW
-from ringfort.training.elastic.exchange import Exchange
+from ringfort.training.elastic.exchange import Exchange, nonfinite_of
 from ringfort.training.elastic.journal import names_of
-from ringfort.training.elastic.local_sum import is_finite
 from ringfort.training.elastic.memory_needs import MemoryNeeds
 from ringfort.training.elastic.protocol import (
     Apply,
@@ -23,6 +22,7 @@ from ringfort.training.elastic.protocol import (
     Pause,
     Reduce,
     Report,
+    Result,
     Share,
     Token,
 )
@@ -77,7 +77,7 @@ class EpochDriver:
                     value = self._reduce()
                     run.seating.look(epoch)
                 case Share(root=root, result=result):
-                    value = self.exchange.share(context, root, result, run.state.manifest())
+                    value = self.exchange.share(context, root, result, run.state)
                 case Apply():
                     yield from self._apply(instruction, epoch, me)
                 case Pause():
@@ -131,7 +131,7 @@ class EpochDriver:
             speeds = [token.speed for token in apply.tokens]
             run.journal.sealed(result.step, result.cursor - apply.before.cursor, speeds, time.monotonic())
             if not apply.is_finite and run.raises_nonfinite:
-                raise self._nonfinite(result.step, epoch)
+                raise self._nonfinite(result, epoch)
             run.donor.sealed(apply.before, result, apply.digest, is_finite=apply.is_finite)
             self._set_aside(apply, epoch, me)
             yield run.done(result, is_finite=apply.is_finite)
@@ -156,12 +156,12 @@ class EpochDriver:
             if slow.rank == me:
                 run.absence.begin(SLOW)
 
-    def _nonfinite(self, step: int, epoch: Epoch) -> NonFiniteStepError:
-        """Return the error that names the machines whose own gradients are not finite."""
+    def _nonfinite(self, result: Result, epoch: Epoch) -> NonFiniteStepError:
+        """Return the error that names the machines whose own gradients or losses are not finite."""
         run, names, found = self._run, list(names_of(epoch).values()), list[str]()
         try:
-            flags = self.exchange.flags(run.members.context, is_finite(run.local.buffers))
-            found = [name for name, fine in zip(names, flags, strict=True) if not fine]
+            flags = self.exchange.flags(run.members.context, bool(nonfinite_of(self.exchange.own_sums)))
+            found = [name for name, is_mine in zip(names, flags, strict=True) if is_mine]
         except DistributedError as exc:  # the step is sealed: the run has ended for all, whoever is still there
             _log.info("Cannot ask whose gradients they are: %s", exc)
-        return NonFiniteStepError(step, found)
+        return NonFiniteStepError(result.step, found, nonfinite_of(result.payload))

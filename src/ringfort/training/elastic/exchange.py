@@ -10,13 +10,14 @@ import numpy as np
 from ringfort.context import DistributedContext
 from ringfort.errors import ProtocolError
 from ringfort.training.elastic.digests import digest_sample, digest_share, inspect_share
-from ringfort.training.elastic.local_sum import Layout, LocalSum
+from ringfort.training.elastic.local_sum import Layout, LocalSum, is_finite
 from ringfort.training.elastic.protocol import Report, Result, Token
 from ringfort.training.elastic.sample_order import Array
 from ringfort.training.elastic.spare_memory import SpareMemory
 from ringfort.training.elastic.state_check import Leaves, Word
-from ringfort.training.elastic.state_tree import Image, Manifest
+from ringfort.training.elastic.state_tree import Image, Manifest, StateTree
 from ringfort.training.elastic.token_codec import TokenCodec
+from ringfort.training.elastic.transfer import check_manifest, size_limit
 
 SUMS: Final = "sums"
 """The part of a result with the weight of its samples and the weighted sum of their losses. They are reduced like the
@@ -47,6 +48,12 @@ def inspect(result: Result, me: int, size: int) -> tuple[int, bool]:
     if result.is_state:
         return digest_share({"state": cast("Image", result.payload).data}, me, size), True
     return inspect_share(result.payload, me, size)
+
+
+def nonfinite_of(sums: dict[str, Array]) -> str:
+    """Return in words what of a result, or of a member's own sums, is infinite or NaN; empty if nothing is."""
+    found = [] if is_finite({kind: array for kind, array in sums.items() if kind != SUMS}) else ["gradients"]
+    return " and ".join([*found, *([] if is_finite({SUMS: sums[SUMS]}) else ["loss"])])
 
 
 def sample_of(result: Result) -> int:
@@ -113,18 +120,23 @@ class Exchange:
             total[kind] = self._memory.take(kind, buffer.size)
             if buffer.size:
                 context.all_reduce(buffer, out=total[kind])
-        total[SUMS] = context.all_reduce(np.array([self._local.count, self.loss]))
+        total[SUMS] = context.all_reduce(self.own_sums[SUMS])
         return total
 
-    def share(self, context: DistributedContext, root: int, mine: Result | None, own: Manifest) -> Result:
-        """Send the result of the member of rank `root`, which passes it as `mine`, to all. `own` is the manifest of
-        this program's state: a state that differs, and gradients that do, are refused before memory is taken."""
+    @property
+    def own_sums(self) -> dict[str, Array]:
+        """What this member adds to the result of the step."""
+        return {**self._local.buffers, SUMS: np.array([self._local.count, self.loss])}
+
+    def share(self, context: DistributedContext, root: int, mine: Result | None, state: StateTree) -> Result:
+        """Send the result of the member of rank `root`, which passes it as `mine`, to all. `state` is this program's: a
+        state that does not fit, and gradients that do not, are refused before memory is taken."""
         wire, arrays = b"", dict[str, Array]()
         if mine is not None:
             wire, arrays = _packed(mine)
         head = _decoded(_wires, context.broadcast_object(wire, root), root)
         if mine is None:
-            self._check(head, own, root)
+            self._check(head, state, root)
             kinds = {name: "uint8" if head.manifest is not None else name for name, _ in head.arrays}
             kinds[SUMS] = "float64"
             arrays = {name: np.empty(size, kinds[name]) for name, size in head.arrays}
@@ -138,12 +150,13 @@ class Exchange:
             return Result(head.branch, head.step, head.cursor, image, is_state=True)
         return Result(head.branch, head.step, head.cursor, arrays)
 
-    def _check(self, head: _Wire, own: Manifest, root: int) -> None:
+    def _check(self, head: _Wire, state: StateTree, root: int) -> None:
         if head.manifest is not None:
-            why = own.differences(head.manifest)
+            why = state.misfit(head.manifest)
             if why:
                 raise ProtocolError(f"Rank {root} sent another state: {why}", peer=root)
-            expected = {"state": own.nbytes}
+            check_manifest(head.manifest, size_limit(state.manifest().nbytes), needs_hashes=False)
+            expected = {"state": head.manifest.nbytes}
         else:
             expected = {SUMS: 2} if self._local.layout is None else {**self._local.layout.sizes, SUMS: 2}
         if dict(head.arrays) != expected:

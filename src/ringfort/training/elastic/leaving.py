@@ -1,4 +1,5 @@
-"""Signals that ask a program to end: the member finishes its step first and leaves after the seal."""
+"""How a program leaves a run: signals that ask it to end, after which the member finishes its step first and leaves
+after the seal; and a `break` or an error in its loop."""
 
 from __future__ import annotations
 
@@ -8,8 +9,12 @@ import threading
 from collections.abc import Callable
 from typing import Any, Final
 
+from ringfort.transport.locks import Signal, Thread
+
 _ASKED: Final = (signal.SIGTERM, signal.SIGINT)
 _DEFAULTS: Final = (signal.SIG_DFL, signal.default_int_handler)
+_WORD: Final = 0.2
+"""Seconds that an error in the loop may take to reach the end of the program's `with` block."""
 
 
 class LeaveOnSignal:
@@ -59,3 +64,26 @@ class LeaveOnSignal:
         is_second, self._got = self._got is not None, number
         if is_second or not self._asked(signal.Signals(number).name):
             self.act()
+
+
+class Farewell:
+    """Leaves the run a moment after the program has left the loop.
+
+    When a loop ends by a `break` or by an error, its generator is closed, and cannot know which it was. The block
+    `with run:` is told, and ends at once after an error: so the others hear what has happened. After a `break` the
+    program may go on for long, and the others would wait for it.
+    """
+
+    def __init__(self, leave: Callable[[], None]) -> None:
+        """Call `leave` in a thread, unless `cancel` comes first."""
+        self._leave = leave
+        self._cancelled = Signal()
+        Thread(self._run, name="ringfort-farewell").start()
+
+    def cancel(self) -> None:
+        """The program has left."""
+        self._cancelled.send()
+
+    def _run(self) -> None:
+        if not self._cancelled.wait(_WORD):
+            self._leave()

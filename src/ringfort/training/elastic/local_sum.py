@@ -120,17 +120,21 @@ class LocalSum:
 
     def add(self, tree: Any, count: float, unit: int = 1) -> float:
         """Add the gradients in `tree`, dicts and lists of arrays that are each the mean over `count` samples. Return
-        the weight with which they were added: `count / unit`.
+        the weight with which they were added: `count / unit`. With a count of 0 zeros are added, whatever the gradients
+        are: the mean over nothing may be NaN.
 
         Raise `GradientLayoutError` if the tree is not like that of the micro-batches before; nothing is added then.
         """
-        weight = _checked(count) / unit
+        weight = checked_count(count) / unit
         arrays = None if self.layout is None else _arrays_like(tree, self.layout)
         if arrays is None:
             arrays = self._checked_arrays(tree)
         with np.errstate(over="ignore", invalid="ignore"):  # infinities are found after the reduction
             for sums, values in zip(self._parts(self.buffers), arrays, strict=True):
-                if self._overwrites:
+                if not weight:
+                    if self._overwrites:
+                        sums.fill(0)
+                elif self._overwrites:
                     np.multiply(values, weight, out=sums, dtype=sums.dtype)
                 else:
                     _add_scaled(sums, values, weight)
@@ -194,12 +198,23 @@ def _add_scaled(sums: Array, values: Array, count: float) -> None:
         np.add(part, scaled, out=part)
 
 
-def _checked(count: Any) -> float:
+def checked_count(count: Any) -> float:
+    """Return a weight as a float. Raise `InvalidArgumentError` if it is none."""
     # NumPy's numbers are Real too.
     with suppress(OverflowError):
-        if not isinstance(count, bool) and isinstance(count, Real) and 0 < float(count) < inf:
+        if not isinstance(count, bool) and isinstance(count, Real) and 0 <= float(count) < inf:
             return float(count)
-    raise InvalidArgumentError("count", count, "must be the number of samples of the micro-batch")
+    raise InvalidArgumentError("count", count, "must be the number of samples, or of tokens, of the micro-batch")
+
+
+def checked_loss(loss: Any) -> float:
+    """Return a loss as a float: a number, or an array of any framework with one element and no axis. It may be infinite
+    or NaN. Raise `InvalidArgumentError` for anything else."""
+    is_one = not isinstance(loss, (bool, str, bytes, bytearray)) and tuple(getattr(loss, "shape", ())) == ()
+    with suppress(TypeError, ValueError, OverflowError):
+        if is_one:
+            return float(loss)
+    raise InvalidArgumentError("loss", loss, "must be one number, the mean loss over the samples of the micro-batch")
 
 
 # --- the tree ---------------------------------------------------------------------------------------------------------

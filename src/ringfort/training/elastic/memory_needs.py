@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 
-from ringfort.training.elastic.donor import HISTORY_BYTES, HISTORY_RESULTS, KEPT
+from ringfort.training.elastic.donor import HISTORY_BYTES, HISTORY_MOST, HISTORY_RESULTS, KEPT
 from ringfort.training.elastic.local_sum import Layout
+
+_BESIDE: Final = 2048
+"""Bytes that a result in the history takes beside its gradients: sums, marks and Python's objects."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +29,8 @@ class MemoryNeeds:
     def of(cls, layout: Layout, state: int) -> MemoryNeeds:
         """Return what a run with gradients of this layout and a state of so many bytes needs."""
         gradients = sum(size * np.dtype(kind).itemsize for kind, size in layout.sizes.items())
-        return cls(gradients, state, max(HISTORY_BYTES, HISTORY_RESULTS * gradients))
+        history = min(HISTORY_BYTES, HISTORY_MOST * (gradients + _BESIDE))
+        return cls(gradients, state, max(history, HISTORY_RESULTS * gradients))
 
     @property
     def always(self) -> int:
@@ -38,17 +43,13 @@ class MemoryNeeds:
         """Recent results, at most."""
         return min(KEPT, self.state)
 
-    @property
-    def joining(self) -> int:
-        """What a member needs while machines join: an image of the state, and the results sealed since."""
-        return self.state + self.history
-
     def __str__(self) -> str:
+        state, gradients = _size(self.state), _size(self.gradients)
         return (
-            f"Memory beside the program's own: {_size(self.always)} always (4 x {_size(self.gradients)} of gradients, "
-            f"and up to {_size(self.recent)} of recent results); "
-            f"while a machine joins up to {_size(self.joining)} (the state of {_size(self.state)} and recent results); "
-            f"{_size(self.state)} while a checkpoint is written"
+            f"Memory beside the program's own: {_size(self.always)} always (4 x {gradients} of gradients, and up to "
+            f"{_size(self.recent)} of recent results); while a machine joins {state} for a copy of the state, and "
+            f"{gradients} for each step that it has to catch up on, at most {_size(self.history)}; {state} while a "
+            "checkpoint is written"
         )
 
 

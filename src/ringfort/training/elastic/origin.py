@@ -14,8 +14,8 @@ class Origin:
     began with."""
 
     def __init__(self, state: StateTree, checkpoints: RunCheckpoints, say: Callable[[str], None]) -> None:
-        """Raise `InvalidArgumentError` if the program's state lacks leaves that the run's checkpoint has."""
-        checkpoints.look(state.manifest())
+        """Look for a checkpoint that fits the program's state."""
+        checkpoints.look(state)
         self._state = state
         self._checkpoints = checkpoints
         self._say = say

@@ -16,6 +16,8 @@ from contextlib import suppress
 from inspect import GEN_RUNNING, getgeneratorstate
 from typing import Any, Final
 
+import numpy as np
+
 from ringfort.cluster.core.events import ClusterEvent, EpochStarted, PeerLost, Waiting
 from ringfort.cluster.core.peer_messages import Epoch
 from ringfort.cluster.core.proposer import TOO_FEW
@@ -28,7 +30,7 @@ from ringfort.training.elastic.epoch_driver import EpochDriver
 from ringfort.training.elastic.exchange import SUMS, inspect, sample_of
 from ringfort.training.elastic.finish import Finish
 from ringfort.training.elastic.journal import Journal
-from ringfort.training.elastic.local_sum import LocalSum
+from ringfort.training.elastic.local_sum import LocalSum, checked_count, checked_loss
 from ringfort.training.elastic.membership import Membership
 from ringfort.training.elastic.options import Options
 from ringfort.training.elastic.origin import Origin
@@ -79,7 +81,7 @@ class Participant:
         """Whether the program was given a micro-batch and no result since."""
         self.options = options
         manifest = state.manifest()
-        self._note = note_of(options.name, data, manifest, socket.gethostname())
+        self._note = note_of(options.name, data, options.nonfinite, manifest, socket.gethostname())
         self.meter = SpeedMeter()
         self.driver = EpochDriver(self)
         self.seating = Seating(self)
@@ -136,14 +138,21 @@ class Participant:
         self.meter.begin(len(samples))
         return samples
 
+    def random_of(self, turn: Turn) -> np.random.Generator:
+        """Return a new random generator for a micro-batch."""
+        return self.data.random(turn.compute.step, turn.compute.part)
+
     def add(self, turn: Turn, gradients: Any, count: float | None, loss: float) -> None:
-        """Add the gradients of a micro-batch to the local sum."""
+        """Add the gradients of a micro-batch to the local sum. If it raises an error, nothing was added: a program that
+        catches it adds the micro-batch again."""
+        loss = checked_loss(loss)
+        count = checked_count(self.meter.samples if count is None else count)
         if not self.replica.covered:
             self.local.begin()
             self.driver.exchange.loss = 0.0
         unit = self.data.span(turn.mark.cursor).unit
-        weight = self.local.add(gradients, self.meter.samples if count is None else count, unit)
-        self.driver.exchange.loss += weight * loss
+        weight = self.local.add(gradients, count, unit)
+        self.driver.exchange.loss += weight * loss if weight else 0.0
         self.replica.add(turn.compute.part, turn.mark)
         self.meter.end()
 

@@ -17,15 +17,16 @@ import os
 import time
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
+from threading import RLock
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from ringfort.config import AutoDiscoveryConfig, DistributedConfig
 from ringfort.errors import InvalidArgumentError
 from ringfort.training.elastic.dealing import Data
 from ringfort.training.elastic.journal import Journal, names_of
 from ringfort.training.elastic.launched import with_launcher
-from ringfort.training.elastic.leaving import LeaveOnSignal
+from ringfort.training.elastic.leaving import Farewell, LeaveOnSignal
 from ringfort.training.elastic.options import Nonfinite, Options
 from ringfort.training.elastic.participant import Participant
 from ringfort.training.elastic.state_tree import StateTree
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 _log = logging.getLogger("ringfort.elastic")
+
+_STOPPED: Final = "its program has stopped"
 
 
 class ElasticRun:
@@ -50,7 +53,10 @@ class ElasticRun:
         self._journal = Journal(_log.log)
         self._participant: Participant | None = None
         self._signals = LeaveOnSignal(self._asked_to_leave)
+        self._is_entered = False
         self._is_closed = False
+        self._farewell: Farewell | None = None
+        self._leaving = RLock()
 
     # --- the loop -----------------------------------------------------------------------------------------------------
 
@@ -77,7 +83,7 @@ class ElasticRun:
         return self._steps(total, data)
 
     def _steps(self, total: int, data: Data) -> Iterator[Step]:
-        why = "its program has stopped"
+        why = _STOPPED
         self._signals.install()
         try:
             self._participant = participant = Participant(self._options, self.state, data, total, self._journal)
@@ -91,9 +97,18 @@ class ElasticRun:
                 participant.linger()
             else:
                 why = "it leaves"
+        except GeneratorExit:
+            if self._is_entered:  # a `break`, or an error in the loop: only `__exit__` is told which
+                self._farewell = Farewell(lambda: self._leave(_STOPPED))
+                why = ""
+            raise
+        except BaseException as exc:
+            why = _failure(type(exc))
+            raise
         finally:
             try:
-                self._leave(why)
+                if why:
+                    self._leave(why)
             finally:
                 self._signals.restore()
         self._signals.act()
@@ -160,20 +175,26 @@ class ElasticRun:
             self._signals.restore()
 
     def __enter__(self) -> Self:
+        self._is_entered = True
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._is_closed = True
+        self._is_entered = False
         try:
-            self._leave("it is done" if kind is None else f"its program has failed with {kind.__name__}")
+            self._leave(_STOPPED if kind is None else _failure(kind))
         finally:
             self._signals.restore()
 
     def _leave(self, why: str) -> None:
-        if self._participant is not None:
-            self._participant.close(why)
+        """Leave the run, if this program is in it. The first reason counts."""
+        with self._leaving:
+            if self._participant is not None:
+                self._participant.close(why)
+        if self._farewell is not None:  # not before: an interrupt may have come
+            self._farewell.cancel()
 
     def _asked_to_leave(self, signal: str) -> bool:
         """In the handler of a signal. Return whether there is a step to finish."""
@@ -184,6 +205,13 @@ class ElasticRun:
         if participant.is_busy:
             _log.info("%s: leaving after this step; once more to stop at once", signal)
         return participant.is_busy
+
+
+def _failure(kind: type[BaseException]) -> str:
+    """Return in words why a program leaves that an exception has ended."""
+    if issubclass(kind, KeyboardInterrupt):
+        return "its program was interrupted"
+    return f"its program has failed with {kind.__name__}" if issubclass(kind, Exception) else _STOPPED
 
 
 def _whole(name: str, value: Any) -> int:

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Final
 
 from ringfort.cluster.core.peer_messages import Epoch
-from ringfort.errors import CheckpointError, InvalidArgumentError
+from ringfort.errors import CheckpointError
 from ringfort.training.elastic.checkpoint import CheckpointFolder, Saved, Stamp
 from ringfort.training.elastic.checkpoint_writer import CheckpointWriter, is_due
 from ringfort.training.elastic.protocol import FOUNDING, Mark
-from ringfort.training.elastic.state_tree import Image, Manifest, StateTree
+from ringfort.training.elastic.state_tree import Image, StateTree
 from ringfort.training.elastic.writer_name import WriterName
 
 _log = logging.getLogger(__name__)
@@ -40,13 +40,13 @@ class RunCheckpoints:
         self.saved: Saved | None = None
         """The newest checkpoint that fits the run, until the run has a state."""
 
-    def look(self, manifest: Manifest) -> None:
-        """Find the newest checkpoint of this run, whose state has that manifest. Those of other runs are named in the
-        log and left alone. Raise `InvalidArgumentError` if the state lacks leaves that its checkpoint has."""
+    def look(self, state: StateTree) -> None:
+        """Find the newest checkpoint of this run that fits the program's state, which may lack leaves that are created
+        later. Those of other runs are named in the log and left alone."""
         if self._folder is None:
             return
         try:
-            self.saved = self._folder.newest(lambda found: self._unfit(found, manifest))
+            self.saved = self._folder.newest(lambda found: self._unfit(found, state))
         except CheckpointError as exc:  # such as a disk that cannot be read
             _log.warning("%s. No checkpoint is used", exc)
 
@@ -81,18 +81,14 @@ class RunCheckpoints:
             if self._name is not None:
                 self._name.close()
 
-    def _unfit(self, found: Saved, manifest: Manifest) -> str:
+    def _unfit(self, found: Saved, state: StateTree) -> str:
         """Return why a checkpoint is not one of this run; empty if it is."""
         stamp = found.stamp
         if stamp.run != self._run:
             return f"it is of the run {stamp.run!r}, and this is {self._run!r}"
         if stamp.settings != self._settings:
             return f"it is of a run with {stamp.settings}, and this one has {self._settings}"
-        why = manifest.differences(found.manifest)
-        if why and not manifest.differences(found.manifest.only(manifest)):
-            # Not another run: its program has added to the state since. To begin again would lose all its steps.
-            why = f"lacks what {found.path} has: {why}. Create the whole state before ringfort.elastic()"
-            raise InvalidArgumentError("state", "this program's", f"{why}, or choose another folder")
+        why = state.misfit(found.manifest)
         return why and f"it is of a run with another state: {why}"
 
     def _stamp(self, mark: Mark, number: int) -> Stamp:

@@ -25,7 +25,8 @@ class RunNote(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     name: _Text
     run: _Text
-    """The name with a digest of the data and of the shapes of the state: only programs with the same train together."""
+    """The name with a digest of the data, of `nonfinite` and of the shapes of the state: only programs with the same
+    train together."""
     data: Annotated[dict[_Text, _Text], msgspec.Meta(max_length=16)]
     leaves: _Number
     """The number of arrays and values in the state."""
@@ -46,17 +47,19 @@ class RunNote(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 _decoder: msgspec.msgpack.Decoder[RunNote] = msgspec.msgpack.Decoder(RunNote)
 
 
-def note_of(name: str, data: Data, manifest: Manifest, machine: str) -> RunNote:
-    """Return the note of a program that is in no branch yet."""
-    shapes = {entry.path: str(entry) for entry in manifest.entries}
-    digest = blake2b(f"{asdict(data)} {sorted(shapes.items())}".encode(), digest_size=4).hexdigest()
+def note_of(name: str, data: Data, nonfinite: str, manifest: Manifest, machine: str) -> RunNote:
+    """Return the note of a program that is in no branch yet. `nonfinite` is what it does with infinite gradients: all
+    members must do the same. (Checkpoints do not depend on it: a run may be started again with another choice.)"""
+    settings = {**asdict(data), "nonfinite": nonfinite}
+    shapes = manifest.leaves()
+    digest = blake2b(f"{settings} {sorted(shapes.items())}".encode(), digest_size=4).hexdigest()
     told, room = dict[str, str](), _ROOM
     for path in sorted(shapes):
         room -= len(path.encode()) + len(shapes[path].encode()) + 8
         if room < 0 or max(len(path), len(shapes[path])) > 512:
             break
         told[path] = shapes[path]
-    words = {key: str(value)[:512] for key, value in asdict(data).items()}  # a seed may be a large number
+    words = {key: str(value)[:512] for key, value in settings.items()}  # a seed may be a large number
     return RunNote(name, f"{name}/{digest}", words, len(shapes), told, machine[:512])
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 from ringfort.cluster.core.peer_messages import Epoch
 from ringfort.errors import DistributedError, InvalidArgumentError, NonFiniteStepError, StateTransferError
 from ringfort.training.elastic.donor_search import DonorSearch
+from ringfort.training.elastic.exchange import nonfinite_of
 from ringfort.training.elastic.learner import Fetched, Learner, Replayed
 from ringfort.training.elastic.practice import Practice
 from ringfort.training.elastic.protocol import Compute, Mark
@@ -19,6 +20,7 @@ from ringfort.training.elastic.state_check import UNKNOWN
 from ringfort.training.elastic.state_tree import Image, hashed
 from ringfort.training.elastic.step import Done, Turn
 from ringfort.training.elastic.timeline import note
+from ringfort.training.elastic.transfer import size_limit
 
 if TYPE_CHECKING:
     from ringfort.training.elastic.participant import Participant
@@ -31,8 +33,6 @@ _CONNECT: Final = 5.0
 """Seconds for the first member to answer."""
 _FETCH: Final = 600.0
 """Seconds to fetch the state."""
-_GRADIENTS: Final = 64 << 20
-"""Bytes by which a result may be larger than four times the state."""
 
 
 class StateCopy:
@@ -65,8 +65,7 @@ class StateCopy:
                 self._serve()
                 run.members.wait_for_news(seen, _LOOK)
             return
-        limit = 4 * run.state.manifest().nbytes + _GRADIENTS
-        self._learner = learner = Learner({}, limit=limit)
+        self._learner = learner = Learner({}, limit=size_limit(run.state.manifest().nbytes))
         search = DonorSearch(learner, run.members)
         try:
             if self._is_seated(left):  # nobody interrupts the learner any more
@@ -213,7 +212,7 @@ class StateCopy:
         if run.local.layout is None:  # the donor did not know it yet when it described its image
             raise StateTransferError("the gradients of the run are not known yet", {})
         if not replayed.is_finite and run.raises_nonfinite:
-            raise NonFiniteStepError(replayed.result.step, ())
+            raise NonFiniteStepError(replayed.result.step, (), nonfinite_of(replayed.result.payload))
         run.meter.end_step(is_replayed=True)
         run.replica.learn(replayed.after, [(replayed.before, replayed.result)])
         run.donor.begin(replayed.after)  # it keeps nothing: nobody asks a learner, and the next results need the memory
@@ -239,7 +238,7 @@ class StateCopy:
 
     def _check(self, fetched: Fetched) -> None:
         """Raise an error if this program cannot use the state, or needs none of it."""
-        why = self._run.state.manifest().differences(fetched.image.manifest)
+        why = self._run.state.misfit(fetched.image.manifest)
         if why:
             raise InvalidArgumentError("state", "the run's", f"differs from this program's: {why}")
         mine, theirs = self._run.replica.mark, fetched.mark

@@ -2,19 +2,26 @@
 
 The state is a tree of dicts, lists and tuples. Its leaves are arrays, or plain values: numbers, strings, booleans,
 None. Nothing is pickled: an image of the state is msgpack for the structure and the bytes of the arrays as they are.
+
+A program may create leaves while it trains, such as the momentum of an optimizer in its first step. So an image may
+have leaves that a program which has just started lacks: they are created when the image is loaded.
 """
 
 from __future__ import annotations
 
+from ast import literal_eval
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from hashlib import sha256
+from math import prod
+from operator import is_
 from typing import Any, Final, NamedTuple, cast
 
 import msgspec
 import numpy as np
 
-from ringfort.collectives.arrays import ArrayView, as_view
+from ringfort.collectives.arrays import ArrayView, as_view, plain_view
+from ringfort.collectives.reduction import element_type, element_type_named
 from ringfort.errors import InvalidArgumentError, UnsupportedArrayError
 from ringfort.training.elastic.sample_order import Array
 
@@ -59,22 +66,29 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What an image contains. A receiver compares it with its own state before it takes memory for the image."""
 
     entries: tuple[Entry, ...]
+    """In the order of their paths: so the same state has the same image, whatever the order of the program's dicts."""
     nbytes: int
     hashes: tuple[bytes, ...] = ()
     """One per block, or none."""
+    tree: Any = None
+    """The dicts and lists that the leaves are in, with None for each leaf. Keys are written as `repr` does, because
+    msgpack has no large numbers. Tuples are lists here. None in checkpoints of format 1: nothing can be created."""
 
-    def only(self, other: Manifest) -> Manifest:
-        """Return this manifest without the leaves that `other` does not have."""
-        paths = {entry.path for entry in other.entries}
-        return Manifest(tuple([entry for entry in self.entries if entry.path in paths]), self.nbytes)
+    def leaves(self) -> dict[str, str]:
+        """Return in words what each leaf is, by its path. `{0: x}` and `[x]` give the same path and other words."""
+        found = {entry.path: str(entry) for entry in self.entries}
+        for path, holders in _holders(self.tree, "state"):
+            found[path] = f"{found.get(path, '')} in {holders}"
+        return found
 
     def differences(self, other: Manifest) -> str:
         """Return in words the first leaf that differs in path, element type or shape; empty if none does."""
-        mine, theirs = ({entry.path: str(entry) for entry in one.entries} for one in (self, other))
-        for path in mine | theirs:
-            if mine.get(path) != theirs.get(path):
-                return f"{path} is {mine.get(path, 'missing')} here and {theirs.get(path, 'missing')} there"
-        return ""
+        return _first_difference(self.leaves(), other.leaves())
+
+    def check_tree(self) -> None:
+        """Raise `ValueError` if the tree does not have exactly one place for each leaf, or is none."""
+        if sorted(_paths(self.tree, "state")) != sorted(entry.path for entry in self.entries):
+            raise ValueError("the tree does not have a place for each leaf")
 
 
 @dataclass(frozen=True)
@@ -99,54 +113,83 @@ class StateTree:
         if not isinstance(tree, (dict, list)):
             raise InvalidArgumentError("state", type(tree).__name__, "must be a dict or a list of arrays and numbers")
         self._tree = cast("Any", tree)
-        self.manifest()
+        self._first = {entry.path for entry in self.manifest().entries}
+        """The leaves that the program began with. Those that came later may be missing in an earlier image."""
 
     def manifest(self) -> Manifest:
         """Return what an image would contain now, without hashes."""
         entries, offset = list[Entry](), 0
         for slot in self._slots():
-            entries.append(_entry(slot.path, slot.leaf, offset))
+            entries.append(_entry(slot.path, slot.leaf(), offset))
             offset += -(-entries[-1].nbytes // _ALIGNED) * _ALIGNED
-        return Manifest(tuple(entries), offset)
+        return Manifest(tuple(entries), offset, tree=_tree_of(self._tree))
 
     def image(self) -> Image:
         """Copy the state."""
         manifest = self.manifest()
         data = np.zeros(manifest.nbytes, np.uint8)
         for entry, slot in zip(manifest.entries, self._slots(), strict=True):
-            if isinstance(slot.leaf, ArrayView):
-                data[entry.place] = slot.leaf.flat.view(np.uint8)
+            leaf = slot.leaf()
+            if isinstance(leaf, ArrayView):
+                data[entry.place] = leaf.flat.view(np.uint8)
         return Image(manifest, data)
 
     def leaves(self) -> Iterator[tuple[str, Array | Plain]]:
         """Yield each leaf with its path: the bytes of an array, or a plain value."""
         for slot in self._slots():
-            yield slot.path, slot.leaf.flat.view(np.uint8) if isinstance(slot.leaf, ArrayView) else slot.leaf
+            leaf = slot.leaf()
+            yield slot.path, leaf.flat.view(np.uint8) if isinstance(leaf, ArrayView) else leaf
+
+    def misfit(self, manifest: Manifest) -> str:
+        """Return in words why an image with that manifest is not of this program's state; empty if it can be loaded.
+
+        It must have all leaves that the program began with, and may have others. None stands for a leaf that is not
+        there yet.
+        """
+        own = self.manifest()
+        if manifest.tree is None:
+            return msgspec.structs.replace(own, tree=None).differences(manifest)
+        try:
+            manifest.check_tree()
+        except ValueError as exc:
+            return f"the manifest is invalid: {exc}"
+        if type(own.tree) is not type(manifest.tree):
+            return f"state is a {type(own.tree).__name__} here and a {type(manifest.tree).__name__} there"
+        absent = {entry.path for entry in own.entries if not entry.kind and entry.plain() is None}
+        theirs = manifest.leaves()
+        needed = {path: what for path, what in own.leaves().items() if path in self._first and path not in absent}
+        return _first_difference(needed, {path: what for path, what in theirs.items() if path in needed})
 
     def load(self, image: Image) -> None:
-        """Write an image into the state: arrays in place, plain values by replacing them. Raise `InvalidArgumentError`
-        if it is of another state; nothing is changed then."""
-        own, found = self.manifest(), {entry.path: entry for entry in image.manifest.entries}
-        why = own.differences(image.manifest)
+        """Make the state that of an image: arrays are written in place, plain values replaced. Leaves that only the
+        image has are created, with their dicts and lists, as NumPy arrays; those that were created here and are not in
+        the image are removed. Raise `InvalidArgumentError` if it is of another state; nothing is changed then."""
+        why = self.misfit(image.manifest)
         if why:
-            why = f"differs from the run's: {why}; start the same program everywhere, and create the whole state before"
-            why += " ringfort.elastic()"
+            why = f"differs from the run's: {why}; start the same program everywhere"
             raise InvalidArgumentError("state", "this program's", why)
-        for entry in own.entries:
-            if image.data[found[entry.path].place].nbytes != entry.nbytes:
+        found = {entry.path: entry for entry in image.manifest.entries}
+        for entry in found.values():
+            if entry.kind and not len(image.data[entry.place]) == entry.nbytes == _nbytes(entry):
                 raise InvalidArgumentError("image", entry.path, "is not in the place that the manifest says")
+        manifest = self.manifest()
+        tree = manifest.tree if image.manifest.tree is None else image.manifest.tree
+        own, theirs = manifest.leaves(), msgspec.structs.replace(image.manifest, tree=tree).leaves()
+        made = {path: _made(found[path]) for path, what in theirs.items() if own.get(path) != what}
+        _merge(self._tree, tree, "state", made)
         for slot in self._slots():  # one at a time: a view may be a copy
-            entry = found[slot.path]
-            if isinstance(slot.leaf, ArrayView):
-                slot.leaf.flat.view(np.uint8)[...] = image.data[entry.place]
-                array = slot.leaf.finish()
-                if array is not slot.holder[slot.key]:  # an array that cannot be written (MLX, JAX)
+            entry, leaf = found[slot.path], slot.leaf()
+            if isinstance(leaf, ArrayView):
+                leaf.flat.view(np.uint8)[...] = image.data[entry.place]
+                array = leaf.finish()
+                if array is not slot.child:  # an array that cannot be written (MLX, JAX)
                     slot.holder[slot.key] = array
             else:
                 slot.holder[slot.key] = entry.plain()
 
     def _slots(self) -> Iterator[_Slot]:
-        return _slots(self._tree, "state")
+        """Yield all places, in the order of their paths."""
+        return iter(sorted(_slots(self._tree, "state"), key=lambda slot: slot.path))
 
 
 class _Slot(NamedTuple):
@@ -155,7 +198,15 @@ class _Slot(NamedTuple):
     holder: Any
     key: Any
     path: str
-    leaf: ArrayView | Plain
+    child: Any
+
+    def leaf(self) -> ArrayView | Plain:
+        """Return the leaf. Raise an error if it cannot be kept, or not in this place."""
+        leaf = _leaf(self.path, self.child)
+        if isinstance(self.holder, tuple) and not (isinstance(leaf, ArrayView) and leaf.finish() is self.child):
+            why = "is in a tuple, where it cannot be replaced; use a list"
+            raise InvalidArgumentError(self.path, self.child, why)
+        return leaf
 
 
 def _entry(path: str, leaf: ArrayView | Plain, offset: int) -> Entry:
@@ -180,10 +231,7 @@ def _slots(holder: Any, path: str, depth: int = 1) -> Iterator[_Slot]:
                 raise InvalidArgumentError("state", f"{place[:60]}...", why)
             yield from _slots(child, place, depth + 1)
         else:
-            leaf = _leaf(place, child)
-            if isinstance(holder, tuple) and not (isinstance(leaf, ArrayView) and leaf.finish() is child):
-                raise InvalidArgumentError(place, child, "is in a tuple, where it cannot be replaced; use a list")
-            yield _Slot(holder, key, place, leaf)
+            yield _Slot(holder, key, place, child)
 
 
 def _leaf(path: str, value: Any) -> ArrayView | Plain:
@@ -205,6 +253,118 @@ def _check_text(path: str, value: str) -> None:
         value.encode()
     except UnicodeEncodeError as exc:
         raise InvalidArgumentError(path, value, "must be a string that UTF-8 can express") from exc
+
+
+# --- the tree of a manifest -------------------------------------------------------------------------------------------
+
+
+def _tree_of(node: Any) -> Any:
+    """Return the dicts and lists of a state, with None for each leaf."""
+    if isinstance(node, dict):
+        return {repr(key): _tree_of(child) for key, child in cast("dict[Any, Any]", node).items()}
+    if isinstance(node, (list, tuple)):
+        return [_tree_of(child) for child in cast("list[Any]", node)]
+    return None
+
+
+def _children(tree: Any, path: str) -> list[tuple[str, str, Any]]:
+    """Return the key, as text, the path and the tree of each child."""
+    items = cast("dict[str, Any]", tree).items() if isinstance(tree, dict) else enumerate(cast("list[Any]", tree))
+    return [(str(key), f"{path}[{key}]", child) for key, child in items]
+
+
+def _paths(tree: Any, path: str, depth: int = 1) -> Iterator[str]:
+    """Yield the paths of all leaves below a dict or a list. Raise `ValueError` for a tree that no state has."""
+    if not isinstance(tree, (dict, list)) or depth > _DEEPEST:
+        raise ValueError(f"{path[:60]} is no dict or list, or too deep")
+    for key, place, child in _children(tree, path):
+        if isinstance(tree, dict):
+            _key(key)
+        if child is None:
+            yield place
+        else:
+            yield from _paths(child, place, depth + 1)
+
+
+def _key(text: str) -> str | int:
+    """Return the key of a dict whose `repr` this is. Raise `ValueError` if no state has such a key."""
+    try:
+        key = literal_eval(text)
+    except (SyntaxError, TypeError, MemoryError, RecursionError) as exc:
+        raise ValueError(f"{text[:60]} is no key") from exc
+    if type(key) not in (str, int) or repr(key) != text:
+        raise ValueError(f"{text[:60]} is no key")
+    return key
+
+
+def _holders(tree: Any, path: str, outside: str = "", *, is_unclear: bool = False) -> Iterator[tuple[str, str]]:
+    """Yield the path of each leaf below a number as the key of a dict, which looks like the place in a list; and in
+    words the dicts and lists that the leaf is in."""
+    if not isinstance(tree, (dict, list)):
+        return
+    around = "a dict" if isinstance(tree, dict) else "a list"
+    around = f"{around} in {outside}" if outside else around
+    for key, place, child in _children(tree, path):
+        is_number = isinstance(tree, dict) and not key.startswith(("'", '"'))
+        if child is not None:
+            yield from _holders(child, place, around, is_unclear=is_unclear or is_number)
+        elif is_unclear or is_number:
+            yield place, around
+
+
+def _first_difference(mine: dict[str, str], theirs: dict[str, str]) -> str:
+    for path in mine | theirs:
+        if mine.get(path) != theirs.get(path):
+            return f"{path} is {mine.get(path, 'missing')} here and {theirs.get(path, 'missing')} there"
+    return ""
+
+
+def _nbytes(entry: Entry) -> int:
+    """Return the bytes of an array of that shape; -1 if there is no such array."""
+    return prod(entry.shape) * element_type_named(entry.kind).itemsize if min(entry.shape, default=0) >= 0 else -1
+
+
+def _made(entry: Entry) -> Any:
+    """Return a new leaf, with any content. Raise `InvalidArgumentError` if NumPy does not have such arrays."""
+    if not entry.kind:
+        return None
+    kind = element_type_named(entry.kind)
+    array = plain_view(np.empty(prod(entry.shape), kind.storage), kind, entry.shape).finish()
+    if element_type(array.dtype).name != entry.kind:
+        why = (
+            f"is {entry.kind}, which NumPy has only with ml_dtypes: import that, or create it before ringfort.elastic()"
+        )
+        raise InvalidArgumentError("state", entry.path, why)
+    return array
+
+
+def _merge(node: Any, tree: Any, path: str, made: dict[str, Any]) -> Any:
+    """Return `node`, or what replaces it, with exactly the dicts, lists and leaves of `tree`. Leaves in `made` are
+    taken from there."""
+    if tree is None:
+        return made.get(path, node)
+    children = _children(tree, path)
+    if isinstance(tree, dict):
+        held = cast("dict[Any, Any]", node) if isinstance(node, dict) else dict[Any, Any]()
+        keys = {_key(key): (place, child) for key, place, child in children}
+        for key in [key for key in held if key not in keys]:
+            del held[key]
+        for key, (place, child) in keys.items():
+            merged = _merge(held.get(key), child, place, made)
+            if key not in held or merged is not held[key]:
+                held[key] = merged
+        return held
+    old = cast("list[Any]", node) if isinstance(node, (list, tuple)) else []
+    items = [*old, *[None] * (len(children) - len(old))]
+    merged = [_merge(item, child, place, made) for item, (_, place, child) in zip(items, children, strict=False)]
+    if not isinstance(node, (list, tuple)):
+        return merged
+    if len(merged) == len(old) and all(map(is_, merged, old)):
+        return old  # a tuple too
+    if isinstance(node, list):
+        old[:] = merged
+        return old
+    return merged
 
 
 def hashed(image: Image, of: Callable[[memoryview], bytes] | None = None) -> Image:

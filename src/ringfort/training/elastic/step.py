@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
+
 from ringfort.errors import InvalidArgumentError
 from ringfort.training.elastic.protocol import Compute, Mark, Result
 from ringfort.training.elastic.sample_order import Array
@@ -31,6 +33,12 @@ class Done(NamedTuple):
     """There is no result: the run has finished while this member was away, or it leaves. The gradients are zeros, and
     what the program does with them is undone."""
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether no sample of the step has a weight. All members have the same sum of weights, so all find the
+        same."""
+        return not self.weight and not self.is_overtaken
+
 
 class Source(Protocol):
     """What a step is made of: a `Participant`."""
@@ -41,6 +49,10 @@ class Source(Protocol):
 
     def samples_of(self, turn: Turn) -> Array:
         """Return the samples of a micro-batch, and begin to measure the time that it takes."""
+        ...
+
+    def random_of(self, turn: Turn) -> np.random.Generator:
+        """Return a new random generator for a micro-batch: the same numbers whoever computes it."""
         ...
 
     def add(self, turn: Turn, gradients: Any, count: float | None, loss: float) -> None:
@@ -65,6 +77,10 @@ class Step:
         """What `advance` has returned and nobody has done yet."""
         self._turn = first if isinstance(first, Turn) else None
         self._is_added = True
+        self._is_inside = False
+        """Whether the program is in `for part in step`."""
+        self._random: np.random.Generator | None = None
+        """That of the current micro-batch, once the program has asked for it."""
         self._done: Done | None = None
         self._is_over = False
 
@@ -80,13 +96,16 @@ class Step:
 
     @property
     def skipped(self) -> bool:
-        """Whether the gradients have infinities or NaNs, so that no machine applies the step: with `nonfinite="skip"`.
-        The samples count as used. Known after the micro-batches."""
-        return not self._result().is_finite
+        """Whether the step has no mean, so that no machine applies it: its gradients have infinities or NaNs (with
+        `nonfinite="skip"`), or all its micro-batches were added with `count=0`. The samples count as used. Known after
+        the micro-batches."""
+        done = self._result()
+        return done.is_empty or not done.is_finite
 
     @property
     def loss(self) -> float:
-        """The mean loss over all samples of the step, from `add(loss=)`. Known after the micro-batches."""
+        """The mean loss over all samples of the step, from `add(loss=)`; 0 if none has a weight. Known after the
+        micro-batches."""
         done = self._result()
         return done.loss / done.weight if done.weight else 0.0
 
@@ -101,20 +120,40 @@ class Step:
                 return
             assert self._next is not None  # a run does not end inside a step
             self._turn, self._is_added = self._next, False
-            yield self._source.samples_of(self._turn)
+            self._is_inside = True
+            try:
+                yield self._source.samples_of(self._turn)
+            finally:
+                self._is_inside, self._random = False, None
             if not self._is_added:  # it stays the next one: without it the step could never be sealed
                 raise self._misuse("call step.add(...) once for each micro-batch")
 
     def add(self, gradients: Any, *, count: float | None = None, loss: float = 0.0) -> None:
         """Add the gradients of the current micro-batch: their means over its samples, in dicts and lists of arrays.
-        `count` is their weight, by default the number of samples; `loss` is their mean loss.
+        `count` is their weight, by default the number of samples; `loss` is their mean loss. With `count=0`, as for
+        a micro-batch of padding alone, the values of both are ignored: a mean over nothing is NaN.
 
-        Raises `GradientLayoutError` if they differ from those before in names, order, shapes or element types.
+        Raises `InvalidArgumentError` for a `count` or `loss` that is no number, and `GradientLayoutError` if the
+        gradients differ from those before in names, order, shapes or element types. Nothing was added then.
         """
         if self._turn is None or self._is_added:
             raise self._misuse("step.add(...) belongs into `for part in step`, once")
         self._source.add(self._turn, gradients, count, loss)
         self._is_added, self._next = True, None
+
+    @property
+    def random(self) -> np.random.Generator:
+        """The random generator of the current micro-batch, for dropout or augmentation: its numbers depend on the
+        run's seed, the step and the micro-batch alone, so it does not matter which machine computes that, and how
+        often.
+
+        Raises `InvalidArgumentError` outside `for part in step`.
+        """
+        if not self._is_inside or self._turn is None:
+            raise self._misuse("step.random belongs to a micro-batch; use it inside `for part in step`")
+        if self._random is None:
+            self._random = self._source.random_of(self._turn)
+        return self._random
 
     def mean(self) -> Any:
         """Return the mean of the gradients over all samples of the step: the same bits at every member.
@@ -125,6 +164,8 @@ class Step:
         done = self._result()
         if not done.is_finite:
             raise self._misuse("its gradients are not finite; look at step.skipped before mean()")
+        if done.is_empty:
+            raise self._misuse("all its micro-batches were added with count=0; look at step.skipped before mean()")
         return self._source.mean_of(done)
 
     def end(self) -> None:

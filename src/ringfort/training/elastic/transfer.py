@@ -28,14 +28,26 @@ FEWEST: Final = 2
 """Blocks that every donor has under way: one travels while the donor reads the request for the next."""
 MOST: Final = 16
 """Blocks under way in all, about. 16 MiB fill a path of 1 Gbit/s and 130 ms."""
+_SLACK: Final = 64 << 20
+"""Bytes by which an image or a result may be larger than a multiple of the state: small states grow by more."""
 
 
-def check_manifest(manifest: Manifest, limit: int) -> None:
+def size_limit(state: int) -> int:
+    """Return how many bytes an image or a result may have, for a program whose state has so many now. One that has just
+    started may lack what an optimizer creates later: for weights of 16 bits a copy in 32 and two moments, six times as
+    much."""
+    return 8 * state + _SLACK
+
+
+def check_manifest(manifest: Manifest, limit: int, *, needs_hashes: bool = True) -> None:
     """Raise `ProtocolError` if a manifest from the network contradicts itself, or if its image has more than `limit`
-    bytes. Until then nothing may be allocated for it."""
+    bytes. Until then nothing may be allocated for it. An image that comes whole needs no hashes, or has other ones."""
     if not 0 <= manifest.nbytes <= limit:
         raise ProtocolError(f"Invalid manifest: an image of {manifest.nbytes} bytes; the limit is {limit}")
-    if len(manifest.hashes) != -(-manifest.nbytes // BLOCK) or any(len(one) != HASH for one in manifest.hashes):
+    has_hashes = len(manifest.hashes) == -(-manifest.nbytes // BLOCK) and all(
+        len(one) == HASH for one in manifest.hashes
+    )
+    if needs_hashes and not has_hashes:
         raise ProtocolError(f"Invalid manifest: {len(manifest.hashes)} hashes for {manifest.nbytes} bytes")
     at = 0
     for entry in manifest.entries:

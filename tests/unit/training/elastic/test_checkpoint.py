@@ -13,9 +13,9 @@ import pytest
 
 from ringfort.errors import CheckpointError, InvalidArgumentError
 from ringfort.training.elastic import checkpoint
-from ringfort.training.elastic.checkpoint import CheckpointFolder, Saved, Stamp, open_checkpoint
+from ringfort.training.elastic.checkpoint import CheckpointFolder, Saved, Stamp, _hash, open_checkpoint
 from ringfort.training.elastic.protocol import Mark
-from ringfort.training.elastic.state_tree import BLOCK, Image, StateTree
+from ringfort.training.elastic.state_tree import BLOCK, Image, StateTree, hashed
 
 MIB = 1 << 20
 
@@ -77,9 +77,27 @@ def test_the_format_never_changes(tmp_path: Path) -> None:
     path = CheckpointFolder(tmp_path).write(stamp(), StateTree({"w": np.arange(3.0), "n": 2**70}).image(), "study")
     assert path.name == "step-000000005-c5cfa490-study.ringfort"
     data = path.read_bytes()
-    assert data[:16] == b"ringfort" + bytes([1, 0, 0, 0]) + (len(data) - 32 - 64).to_bytes(4, "little")
-    assert data[16:32].hex() == "5b34826a609cf2fbdfb403d994a8b3ea"
+    assert data[:16] == b"ringfort" + bytes([2, 0, 0, 0]) + (len(data) - 32 - 64).to_bytes(4, "little")
+    assert data[16:32].hex() == "6a8a152c7bba4fde6c83eb388c249831"
     assert data[-64:] == np.arange(3.0).tobytes() + bytes(40)
+
+
+def test_files_of_format_1_are_read_by_programs_with_the_same_leaves(tmp_path: Path) -> None:
+    array, number = StateTree({"w": np.arange(3.0)}).image(), StateTree({"n": 2**70}).image()
+    manifest = msgspec.to_builtins(hashed(array, _hash).manifest, builtin_types=(bytes,))
+    del manifest["tree"]
+    manifest["entries"] += msgspec.to_builtins(number.manifest.entries, builtin_types=(bytes,))
+    head = msgspec.msgpack.encode({"stamp": stamp(), "manifest": manifest})
+    start = b"ringfort" + bytes([1, 0, 0, 0]) + len(head).to_bytes(4, "little") + _hash(head)
+    assert start[16:].hex() == "5b34826a609cf2fbdfb403d994a8b3ea"  # so it is as they were written
+    path = tmp_path / "step-000000005-c5cfa490-study.ringfort"
+    path.write_bytes(start + head + array.data.tobytes())
+    found = open_checkpoint(path)
+    found.verify()
+    state: dict[str, Any] = {"w": np.zeros(3), "n": 0}
+    StateTree(state).load(found.read())
+    assert (state["w"].tolist(), state["n"]) == ([0, 1, 2], 2**70)
+    assert StateTree({"w": np.zeros(3)}).misfit(found.manifest) == "state['n'] is missing here and a plain value there"
 
 
 def test_a_folder_that_does_not_exist_yet_is_empty_and_is_made_by_the_first_write(tmp_path: Path) -> None:
@@ -185,7 +203,7 @@ DAMAGES = {
     "a truncated head": (lambda data: data[:50], "its head is damaged or cut short"),
     "an empty file": (lambda _: b"", "not a checkpoint"),
     "a foreign file": (lambda data: b"PK\x03\x04" + data[4:], "not a checkpoint of Ringfort"),
-    "a newer version": (lambda data: data[:8] + b"\x02" + data[9:], "has format 2, newer than 1; pip install -U"),
+    "a newer version": (lambda data: data[:8] + b"\x03" + data[9:], "has format 3, newer than 2; pip install -U"),
     "a flipped bit in the length": (flip(15), "its head is damaged"),
     "a flipped bit in the hash": (flip(20), "its head is damaged"),
     "a flipped bit in the head": (flip(60), "its head is damaged"),

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from ringfort.errors import ProtocolError
-from ringfort.training.elastic.exchange import SUMS, Exchange, inspect
+from ringfort.training.elastic.exchange import SUMS, Exchange, inspect, nonfinite_of
 from ringfort.training.elastic.local_sum import LocalSum
 from ringfort.training.elastic.protocol import Mark, Report, Result, Token
-from ringfort.training.elastic.state_tree import StateTree
+from ringfort.training.elastic.state_tree import StateTree, hashed
 from ringfort.training.elastic.token_codec import TokenCodec
 
 
@@ -75,6 +75,18 @@ def test_gradients_must_be_finite_and_a_state_need_not_be() -> None:
     assert inspect(state, 0, 1)[1]
 
 
+def test_what_is_not_finite_is_named() -> None:
+    found, local = exchange()
+    local.add({"w": np.ones(3, np.float32)}, 1.0)
+    assert nonfinite_of(found.own_sums) == ""
+    found.loss = float("nan")
+    assert nonfinite_of(found.own_sums) == nonfinite_of(found.reduce(ALONE)) == "loss"
+    local.add({"w": np.full(3, np.inf, np.float32)}, 1.0)
+    assert nonfinite_of(found.own_sums) == nonfinite_of(found.reduce(ALONE)) == "gradients and loss"
+    found.loss = 0.0
+    assert nonfinite_of(found.own_sums) == "gradients"
+
+
 def test_reports_and_tokens_go_round() -> None:
     found, _ = exchange()
     report = Report(Mark("b@1", 3), covered=frozenset({1}), speed=5)
@@ -86,7 +98,7 @@ def test_reports_and_tokens_go_round() -> None:
 
 def test_a_result_or_state_of_another_size_is_refused_before_memory_is_taken() -> None:
     sender, receiver, group = exchange()[0], exchange()[0], cast("Any", Alone())
-    own = StateTree({"w": np.zeros(3)}).manifest()
+    own = StateTree({"w": np.zeros(3)})
     good = Result("b", 1, 1, {"float32": np.ones(3, np.float32), SUMS: np.ones(2)})
     assert sender.share(group, 0, good, own) is good
     found = receiver.share(group, 0, None, own)
@@ -99,6 +111,14 @@ def test_a_result_or_state_of_another_size_is_refused_before_memory_is_taken() -
         sender.share(group, 0, bad, own)
         with pytest.raises(ProtocolError):
             receiver.share(group, 0, None, own)
+    later = StateTree({"w": np.zeros(3), "late": np.ones(5)}).image()
+    for image in (later, hashed(later)):  # that of a checkpoint has hashes
+        sender.share(group, 0, Result("b", 1, 1, image, is_state=True), own)
+        assert receiver.share(group, 0, None, own).payload.data.nbytes == later.data.nbytes
+    large = StateTree({"w": np.zeros(3), "late": np.ones((64 << 20) // 8 + 100)}).image()
+    sender.share(group, 0, Result("b", 1, 1, large, is_state=True), own)
+    with pytest.raises(ProtocolError, match="the limit is"):
+        receiver.share(group, 0, None, own)
     group.wire = b"\xc1"
     with pytest.raises(ProtocolError, match="malformed"):
         receiver.share(group, 0, None, own)

@@ -228,7 +228,7 @@ def test_the_layout_of_another_member_is_compared_with_ones_own() -> None:
         local.prepare(other.layout)
 
 
-@pytest.mark.parametrize("count", [0, -1, True, float("nan"), float("inf"), 10**400, "2", None])
+@pytest.mark.parametrize("count", [-1, True, float("nan"), float("inf"), 10**400, "2", None])
 def test_an_invalid_number_of_samples_is_refused(count: Any) -> None:
     with pytest.raises(InvalidArgumentError, match="number of samples"):
         LocalSum().add({"w": W}, count)

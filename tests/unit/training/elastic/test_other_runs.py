@@ -17,8 +17,8 @@ DATA = Data(100, 10, 5, 1)
 STATE = {"w": np.zeros(3)}
 
 
-def note(data: Data = DATA, state: dict[str, object] | None = None, name: str = "run"):
-    return note_of(name, data, StateTree(STATE if state is None else state).manifest(), "attic")
+def note(data: Data = DATA, state: dict[str, object] | None = None, name: str = "run", nonfinite: str = "error"):
+    return note_of(name, data, nonfinite, StateTree(STATE if state is None else state).manifest(), "attic")
 
 
 class Program:
@@ -40,16 +40,22 @@ class Program:
         (note(Data(100, 20, 5, 1)), "batch is 10 here and 20 there"),
         (note(Data(90, 10, 5, 2)), "samples is 100 here and 90 there; seed is 1 here and 2 there"),
         (note(Data(100, 10, 5, 2**70)), f"seed is 1 here and {2**70} there"),
+        (note(nonfinite="skip"), "nonfinite is error here and skip there"),
         (note(state={"w": np.zeros(4)}), "state['w'] is float64(3,) here and float64(4,) there"),
         (
             note(state={"w": np.zeros(3), "m": 1.0}),
             "the state has 1 arrays and values here and 2 there; state['m'] is missing here and a plain value there",
         ),
+        (note(state={0: np.zeros(3)}), "state['w'] is float64(3,) here and missing there"),
         (note(), ""),
     ],
 )
 def test_differences_are_said_in_words(theirs, words: str) -> None:
     assert differences(note(), theirs) == words
+
+
+def test_a_list_and_a_dict_with_numbers_as_keys_are_different_states() -> None:
+    assert note(state={"m": [1]}).run != note(state={"m": {0: 1}}).run
 
 
 def test_the_note_of_a_large_state_fits() -> None:

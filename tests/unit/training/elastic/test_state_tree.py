@@ -241,7 +241,7 @@ def test_text_that_is_not_unicode_is_refused() -> None:
         ({"w": np.ones((2, 3), np.float32), "s": 1}, r"state\['w'\] is float64\(2, 3\) here and float32\(2, 3\) there"),
         ({"w": 1, "s": 1}, r"state\['w'\] is float64\(2, 3\) here and a plain value there"),
         ({"s": 1}, r"state\['w'\] is float64\(2, 3\) here and missing there"),
-        ({"w": np.ones((2, 3)), "s": 1, "m": [0]}, r"state\['m'\]\[0\] is missing here and a plain value there"),
+        ([np.ones((2, 3)), 1], "state is a dict here and a list there"),
     ],
 )
 def test_a_state_of_another_program_is_named_and_not_written(other: Any, words: str) -> None:
@@ -255,19 +255,169 @@ def test_a_state_of_another_program_is_named_and_not_written(other: Any, words: 
 
 def test_the_order_of_keys_does_not_matter() -> None:
     state: dict[str, Any] = {"a": np.zeros(2), "b": np.zeros(3), "c": 0}
-    StateTree(state).load(StateTree({"c": 5, "b": np.ones(3), "a": np.full(2, 7.0)}).image())
+    other = {"c": 5, "b": np.ones(3), "a": np.full(2, 7.0)}
+    StateTree(state).load(StateTree(other).image())
     assert (state["a"].tolist(), state["b"].tolist(), state["c"]) == ([7, 7], [1, 1, 1], 5)
+    # Donors with the same state have the same image, so that blocks can come from all of them.
+    mine, theirs = StateTree(state).image(), StateTree(other).image()
+    assert mine.data.tobytes() == theirs.data.tobytes()
+    assert mine.manifest.entries == theirs.manifest.entries
 
 
 @pytest.mark.parametrize("change", [{"offset": 128}, {"offset": -64}, {"nbytes": 8}, {"nbytes": 1}, {"offset": 2**70}])
 def test_a_manifest_that_lies_about_places_is_refused_before_anything_is_written(change: dict[str, int]) -> None:
     image = StateTree({"a": np.ones(2), "b": np.ones(16)}).image()
     first, second = image.manifest.entries
-    bad = Manifest((first, msgspec.structs.replace(second, **change)), image.manifest.nbytes)
+    bad = msgspec.structs.replace(image.manifest, entries=(first, msgspec.structs.replace(second, **change)))
     state = {"a": np.zeros(2), "b": np.zeros(16)}
     with pytest.raises(InvalidArgumentError, match=r"state\['b'\]"):
         StateTree(state).load(Image(bad, image.data))
     assert not state["a"].any()
+
+
+# --- leaves that are created later ------------------------------------------------------------------------------------
+
+
+def younger(node: Any, chance: Any) -> Any:
+    """The same tree before some of its leaves, dicts and lists were created."""
+    if isinstance(node, dict):
+        return {key: younger(child, chance) for key, child in node.items() if chance.draw(st.booleans())}
+    if isinstance(node, list):
+        return [younger(child, chance) for child in node[: chance.draw(st.integers(0, len(node)))]]
+    return blank(node)
+
+
+def plainer(node: Any) -> Any:
+    """A tree with lists instead of tuples, and sorted dicts."""
+    if isinstance(node, dict):
+        return {key: plainer(node[key]) for key in sorted(node, key=repr)}
+    return [plainer(child) for child in node] if isinstance(node, (list, tuple)) else node
+
+
+@given(TREES, st.data())
+def test_what_is_missing_is_created_wherever_it_is(tree: Any, chance: Any) -> None:
+    image = sent(StateTree(tree).image())
+    state = younger(tree, chance)
+    StateTree(state).load(image)
+    assert_same(plainer(state), plainer(tree))
+    assert StateTree(state).manifest().differences(image.manifest) == ""
+    assert StateTree(state).image().data.tobytes() == image.data.tobytes()
+
+
+def test_what_is_there_stays_the_same_object_when_more_is_created() -> None:
+    weights, layers, extra = np.zeros(2), list[Any](), dict[str, Any]()
+    layers.append(weights)
+    state: dict[str, Any] = {"layers": layers, "extra": extra}
+    late = {"layers": [np.ones(2), np.full(3, 5, np.float32)], "extra": {"m": {7: [1, "x"]}}, "empty": {"too": []}}
+    StateTree(state).load(sent(StateTree(late).image()))
+    assert (state["layers"] is layers, layers[0] is weights, state["extra"] is extra) == (True, True, True)
+    assert_same(state, late)
+    late["layers"][1][0] = 1
+    assert layers[1].tolist() == [5, 5, 5]  # a copy, which the program may write
+    layers[1] += 1
+
+
+def test_leaves_that_came_later_are_removed_again_if_the_image_is_from_before() -> None:
+    """The program applies zeros to a step that never was, and its optimizer creates its state: that is undone."""
+    state: dict[str, Any] = {"w": np.zeros(2), "opt": {}, "list": [1]}
+    tree = StateTree(state)
+    image = tree.image()
+    state["opt"]["m"] = np.ones(2)
+    state["late"] = [np.ones(3), {"n": 1}]
+    state["list"].append(np.ones(1))
+    tree.load(image)
+    assert_same(state, {"w": np.zeros(2), "opt": {}, "list": [1]})
+
+
+def test_a_leaf_that_came_later_may_change_its_shape() -> None:
+    state: dict[str, Any] = {"w": np.zeros(2)}
+    tree = StateTree(state)
+    state["late"] = np.ones(3)
+    tree.load(sent(StateTree({"w": np.ones(2), "late": {"m": np.full(5, 2.0)}}).image()))
+    assert_same(state, {"w": np.ones(2), "late": {"m": np.full(5, 2.0)}})
+
+
+def test_none_stands_for_what_is_not_there_yet() -> None:
+    state: dict[str, Any] = {"w": np.zeros(2), "m": None, "v": [None]}
+    StateTree(state).load(sent(StateTree({"w": np.ones(2), "m": np.ones(2), "v": [{"a": 1}]}).image()))
+    assert_same(state, {"w": np.ones(2), "m": np.ones(2), "v": [{"a": 1}]})
+
+
+def test_a_tuple_that_came_later_becomes_a_list() -> None:
+    state: dict[str, Any] = {}
+    StateTree(state).load(sent(StateTree({"pair": (np.ones(1), np.ones(2))}).image()))
+    assert_same(state, {"pair": [np.ones(1), np.ones(2)]})
+
+
+@pytest.mark.parametrize(
+    ("mine", "theirs", "words"),
+    [
+        ({"a": [5]}, {"a": {0: 5}}, "a plain value here and a plain value in a dict in a dict there"),
+        ({0: [5]}, [{0: 5}], "state is a dict here and a list there"),
+        ({0: [5]}, {0: {0: 5}}, "a plain value in a list in a dict here and a plain value in a dict in a dict there"),
+    ],
+)
+def test_a_list_is_no_dict_with_numbers_as_keys(mine: Any, theirs: Any, words: str) -> None:
+    before, after = StateTree(mine), StateTree(theirs)
+    assert before.manifest().differences(after.manifest())
+    with pytest.raises(InvalidArgumentError, match=words):
+        before.load(sent(after.image()))
+
+
+@pytest.mark.parametrize(
+    "tree",
+    [
+        None,
+        {},
+        {"'a'": None},
+        {"'a'": None, "'b'": None, "'c'": None},
+        {"a": None, "'b'": None},
+        {"'a'": None, "('b')": None},
+        {"'a'": None, "'b'": 3},
+        {"'a'": None, "(" * 5000: None},
+    ],
+    ids=lambda tree: str(tree)[:40],
+)
+def test_a_manifest_with_another_tree_than_its_leaves_is_refused(tree: Any) -> None:
+    image = StateTree({"a": np.ones(2), "b": np.ones(1)}).image()
+    state = {"a": np.zeros(2)}
+    bad = msgspec.structs.replace(image.manifest, tree=tree)
+    with pytest.raises(InvalidArgumentError, match=r"invalid|here and"):
+        StateTree(state).load(Image(bad, image.data))
+    assert not state["a"].any()
+
+
+def test_a_tree_that_is_too_deep_is_refused() -> None:
+    tree: Any = None
+    for _ in range(500):
+        tree = [tree]
+    image = StateTree({"a": np.ones(2)}).image()
+    bad = msgspec.structs.replace(image.manifest, tree={"'a'": None, "'b'": tree})
+    assert "too deep" in StateTree({"a": np.zeros(2)}).misfit(bad)
+
+
+@pytest.mark.parametrize("change", [{"shape": (3,)}, {"shape": (-1, -2)}, {"kind": "float32"}, {"kind": "unknown"}])
+def test_a_leaf_is_not_created_with_another_size_than_its_bytes(change: dict[str, Any]) -> None:
+    image = StateTree({"a": np.ones(2), "b": np.ones(2)}).image()
+    first, second = image.manifest.entries
+    bad = msgspec.structs.replace(image.manifest, entries=(first, msgspec.structs.replace(second, **change)))
+    state = {"a": np.zeros(2)}
+    with pytest.raises((InvalidArgumentError, UnsupportedArrayError)):
+        StateTree(state).load(Image(bad, image.data))
+    assert not state["a"].any()
+    assert list(state) == ["a"]
+
+
+def test_bfloat16_is_created_where_numpy_knows_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    image = sent(StateTree({"w": np.array([1.5], ml_dtypes.bfloat16)}).image())
+    state: dict[str, Any] = {}
+    StateTree(state).load(image)
+    assert_same(state, {"w": np.array([1.5], ml_dtypes.bfloat16)})
+    monkeypatch.setattr("ringfort.collectives.arrays._wrap_numpy", lambda array, kind: array)
+    state = {}
+    with pytest.raises(InvalidArgumentError, match="only with ml_dtypes"):
+        StateTree(state).load(image)
+    assert not state
 
 
 # --- blocks -----------------------------------------------------------------------------------------------------------

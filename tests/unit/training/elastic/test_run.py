@@ -1,0 +1,103 @@
+"""Why a program has left, as the others hear it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ringfort
+from ringfort.training.elastic import run as run_module
+from ringfort.training.elastic.protocol import Result
+from ringfort.training.elastic.step import Done
+from ringfort.transport.locks import Event
+
+LIMIT = 10.0
+"""Seconds for what takes a fifth of one."""
+
+
+class Participant:
+    """A run without a cluster, in which this program has nothing to compute."""
+
+    is_finished = False
+
+    def __init__(self, *_: Any) -> None:
+        self.reasons: list[str] = []
+        self.has_left = Event()
+        self.steps = 3
+        self.error: Exception | None = None
+
+    def open(self) -> None: ...
+
+    def advance(self) -> Done | None:
+        if self.error is not None:
+            raise self.error
+        self.steps -= 1
+        return Done(Result("b@1", 3 - self.steps, 0), 1.0, 0.0) if self.steps >= 0 else None
+
+    def close(self, why: str) -> None:
+        self.reasons.append(why)
+        self.has_left.set()
+
+
+@pytest.fixture(autouse=True)
+def participant(monkeypatch: pytest.MonkeyPatch) -> Participant:
+    made = Participant()
+    monkeypatch.setattr(run_module, "Participant", lambda *_: made)
+    return made
+
+
+def steps(run: Any) -> Any:
+    return run.steps(3, samples=4, batch=2, microbatch=1)
+
+
+@pytest.mark.parametrize(
+    ("error", "why"),
+    [
+        (RuntimeError, "its program has failed with RuntimeError"),
+        (KeyboardInterrupt, "its program was interrupted"),
+        (SystemExit, "its program has stopped"),
+    ],
+)
+def test_an_error_in_the_loop_is_named(participant: Participant, error: type[BaseException], why: str) -> None:
+    def train(run: Any) -> None:
+        for _ in steps(run):
+            raise error
+
+    with pytest.raises(error), ringfort.elastic({"w": np.zeros(2)}) as run:  # noqa: PT012
+        for _ in steps(run):
+            raise error
+    assert set(participant.reasons) == {why}
+    with pytest.raises(error), ringfort.elastic({"w": np.zeros(2)}) as run:
+        train(run)
+    assert set(participant.reasons) == {why}
+
+
+def test_an_error_of_the_run_is_named(participant: Participant) -> None:
+    participant.error = ringfort.InvalidArgumentError("name", "x", "is another run")
+    with pytest.raises(ringfort.InvalidArgumentError), ringfort.elastic({"w": np.zeros(2)}) as run:
+        for _ in steps(run):
+            pass
+    assert participant.reasons[0] == "its program has failed with InvalidArgumentError"
+
+
+def test_after_a_break_the_program_leaves_although_it_goes_on(participant: Participant) -> None:
+    with ringfort.elastic({"w": np.zeros(2)}) as run:
+        for _ in steps(run):
+            break
+        assert participant.has_left.wait(LIMIT)
+    assert set(participant.reasons) == {"its program has stopped"}
+
+
+def test_a_run_that_is_no_context_is_left_at_once(participant: Participant) -> None:
+    run = ringfort.elastic({"w": np.zeros(2)})
+    for _ in steps(run):
+        break
+    assert participant.reasons == ["its program has stopped"]
+
+
+def test_a_program_that_was_asked_to_leave_says_so(participant: Participant) -> None:
+    with ringfort.elastic({"w": np.zeros(2)}) as run:
+        assert [step.number for step in steps(run)] == [1, 2, 3]
+    assert participant.reasons[0] == "it leaves"
