@@ -15,7 +15,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from ringfort.cluster.core.membership import Voter, heritage, largest_lawful
+from ringfort.cluster.core.membership import Voter, copied_by, heritage, largest_lawful
 from ringfort.cluster.core.peer_messages import Epoch, Member, Propose, Report, RunState, Term, Votes
 from ringfort.cluster.core.run_members import Evidence, run_members
 from ringfort.training.elastic.protocol import (
@@ -275,8 +275,8 @@ class History:
             assert peer.epoch is not None
             others = [self.peers[member] for member in peer.epoch.peers]
             is_well = peer.voter.current == peer.epoch and all(self.reaches(peer, other) for other in others)
-            formed = [other.voter.votes.formed for other in others]
-            is_well = is_well and not any(last is not None and last.number > peer.epoch.number for last in formed)
+            # One that has accepted something later, or copied a state, has closed its connections.
+            is_well = is_well and not any(other.voter.votes.highest > peer.epoch.number for other in others)
             if not is_well or self.random.random() < 0.1 * self.haste:
                 self.leave(peer)
 
@@ -329,12 +329,20 @@ class History:
             return
         number = max([basis.highest, leader.voter.votes.highest, leader.proposed]) + 1
         leader.proposed = number
-        lineages, ended = heritage(basis.formed, ids, self.departed)
+        copied_at = copied_by(votes, ids)
+        lineages, ended = heritage(basis.formed, ids, self.departed, copied_at)
         if not lineages:
             lineages = (f"{leader.id}#{number}",)
         epoch = Epoch(number, leader.id, tuple(Member(m) for m in sorted(ids)), (), lineages, ended)
         proposal = Propose(
-            Term(1, leader.id), epoch, basis.formed, basis.doubts, tuple(sorted(self.departed.keys())), (), at
+            Term(1, leader.id),
+            epoch,
+            basis.formed,
+            basis.doubts,
+            tuple(sorted(self.departed.keys())),
+            (),
+            at,
+            tuple(sorted(copied_at.items())),
         )
         self.proposals[leader.id] = (proposal, set())
         self.newcomers[epoch.key] = set(ids) - set(() if formed is None else formed.peers)

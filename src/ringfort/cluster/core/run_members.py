@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from ringfort.cluster.core.membership import Policy, heritage, largest_lawful
+from ringfort.cluster.core.membership import Policy, copied_by, heritage, largest_lawful
 from ringfort.cluster.core.peer_messages import Report, RunState, Votes
 
 
@@ -33,7 +33,8 @@ def run_members(
     }
     votes = {peer: reports[peer].votes for peer in (*told, *witnesses)}
     _, basis = largest_lawful(tuple(votes), votes, evidence.departed, evidence.without, evidence.policy)
-    lineages, ended = heritage(basis.formed, votes, {*evidence.departed, *evidence.without})
+    dead = {*evidence.departed, *evidence.without}
+    lineages, ended = heritage(basis.formed, votes, dead, copied_by(votes, votes))
     states = {peer: _in_run(state, votes[peer], lineages, ended) for peer, state in told.items()}
     if not lineages:
         return [*(peer for peer in states if not states[peer].lineage), *witnesses], RunState()
