@@ -41,7 +41,8 @@ def run_members(
     mine, formed = states[me], votes[me].formed
     seated = [peer for peer in states if not states[peer].is_learner]
     seats = [(states[p], e) for p in seated if (e := votes[p].formed) and states[p].lineage in e.lineages]
-    best, _ = max(seats, key=lambda seat: (seat[0].step, seat[0].lineage), default=(mine, formed))
+    # Of two runs that have not begun, the one whose first state was sent: the other may be unable to go on alone.
+    best, _ = max(seats, key=lambda seat: (seat[0].step, seat[0].is_pending, seat[0].lineage), default=(mine, formed))
     latest = max((e for _, e in seats if mine.lineage in e.lineages), key=lambda e: e.number, default=formed)
     # Two runs have met, and the one with more steps stays; or the run went on without this peer.
     if best.lineage != mine.lineage or (latest is not None and me not in latest.peers):
