@@ -15,7 +15,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from ringfort.cluster.core.membership import Voter, heritage, largest_lawful
+from ringfort.cluster.core.membership import Voter, copied_by, heritage, largest_lawful
 from ringfort.cluster.core.peer_messages import Epoch, Member, Propose, Report, RunState, Term, Votes
 from ringfort.cluster.core.run_members import Evidence, run_members
 from ringfort.training.elastic.protocol import (
@@ -102,6 +102,8 @@ class History:
         self.votes_on_disk: dict[int, list[tuple[str, Votes]]] = {host: [] for host in range(self.hosts)}
         self.cuts: set[frozenset[int]] = set()
         self.messages: list[tuple[Any, ...]] = []
+        self.broken: set[tuple[int, str]] = set()
+        """The epochs in which a connection has broken: sooner or later each member that is still in it finds out."""
         self.proposals: dict[str, tuple[Propose, set[str]]] = {}
         self.results: dict[tuple[str, int], Total] = {}
         self.sealed: dict[tuple[str, int], Mark] = {}
@@ -149,7 +151,7 @@ class History:
             before = self.best()
             for _ in range(6000):
                 self.event(faults=False)
-                if self.is_healed(before):
+                if self.is_healed(before) or not self.living():  # the last two differed, and both left
                     return None
             return f"seed {self.seed}: no progress after healing from {before}"
         except Wrong as exc:
@@ -275,8 +277,9 @@ class History:
             assert peer.epoch is not None
             others = [self.peers[member] for member in peer.epoch.peers]
             is_well = peer.voter.current == peer.epoch and all(self.reaches(peer, other) for other in others)
-            formed = [other.voter.votes.formed for other in others]
-            is_well = is_well and not any(last is not None and last.number > peer.epoch.number for last in formed)
+            is_well = is_well and peer.epoch.key not in self.broken
+            # One that has accepted something later, or copied a state, has closed its connections.
+            is_well = is_well and not any(other.voter.votes.highest > peer.epoch.number for other in others)
             if not is_well or self.random.random() < 0.1 * self.haste:
                 self.leave(peer)
 
@@ -329,12 +332,20 @@ class History:
             return
         number = max([basis.highest, leader.voter.votes.highest, leader.proposed]) + 1
         leader.proposed = number
-        lineages, ended = heritage(basis.formed, ids, self.departed)
+        copied_at = copied_by(votes, ids)
+        lineages, ended = heritage(basis.formed, ids, self.departed, copied_at)
         if not lineages:
             lineages = (f"{leader.id}#{number}",)
         epoch = Epoch(number, leader.id, tuple(Member(m) for m in sorted(ids)), (), lineages, ended)
         proposal = Propose(
-            Term(1, leader.id), epoch, basis.formed, basis.doubts, tuple(sorted(self.departed.keys())), (), at
+            Term(1, leader.id),
+            epoch,
+            basis.formed,
+            basis.doubts,
+            tuple(sorted(self.departed.keys())),
+            (),
+            at,
+            tuple(sorted(copied_at.items())),
         )
         self.proposals[leader.id] = (proposal, set())
         self.newcomers[epoch.key] = set(ids) - set(() if formed is None else formed.peers)
@@ -576,6 +587,8 @@ class History:
         if not target.alive or (source is not target and not self.reaches(source, target)):
             if source.alive and target.alive and self.random.random() < 0.7:
                 self.messages.append(message)
+            elif kind == "data":
+                self.broken.add(message[3])  # a connection loses nothing and goes on
             return
         match kind:
             case "propose" if self.late == kind and self.is_held_back(target, message[3].epoch.key):

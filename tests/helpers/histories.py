@@ -77,7 +77,7 @@ def _keeps_its_epoch(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _half_is_enough(original: Callable[..., Any]) -> Callable[..., Any]:
-    def is_lawful(group: Any, epoch: Any, dead: Any, policy: str) -> bool:
+    def is_lawful(group: Any, epoch: Any, dead: Any, policy: str, copied_at: Any = None) -> bool:
         rest = {peer for peer in epoch.peers if peer in group or peer not in dead}
         return not epoch.lineages or 2 * len(rest & set(group)) >= len(rest)
 

@@ -23,6 +23,11 @@ become the majority of an epoch in which a step is still to be settled, and sett
 the epoch is not accepted, so this peer then takes part in no earlier one either (`Voter.pass_over`). A peer that copied
 the state (a *learner*) respects the epoch that it copied from (`Voter.learn`): alone, its copy is no run.
 
+Copies. A member that copies another state gives up its own (`Votes.copied_at`), for example because two runs of one
+name have met. It still counts in the majorities of its earlier epochs, but it holds nothing of them any more. An epoch
+whose holders have all given up its state has no successor: its lineage has ended, even if members of still earlier
+epochs, which are behind, are there.
+
 Witnesses. A witness is a member that votes and has no state: it breaks the tie of two machines. It counts in a
 majority, but it never leads and never wins a tie, and a group needs a holder of the state of every epoch that it
 follows. So if a member has applied a step, each lawful successor has a member that holds the step's result. An epoch
@@ -41,6 +46,7 @@ from dataclasses import dataclass, field
 from typing import Final, Literal
 
 import msgspec
+from msgspec.structs import replace
 
 from ringfort.cluster.core.peer_messages import MAX_DOUBTS, MAX_LINEAGES, Epoch, Member, Propose, RunState, Votes
 
@@ -48,12 +54,17 @@ MAX_RECALLED: Final = MAX_DOUBTS // 2
 """The latest epochs of earlier processes that a new one takes over. The rest of MAX_DOUBTS is for its own."""
 
 Policy = Literal["majority", "stop", "continue"]
+CopiedAt = Mapping[str, int]
+"""`Votes.copied_at` of the members of a group, by its own word."""
+NOTHING_COPIED: Final[CopiedAt] = {}
 
 
-def is_lawful(group: Collection[str], epoch: Epoch, dead: Collection[str], policy: Policy) -> bool:
+def is_lawful(
+    group: Collection[str], epoch: Epoch, dead: Collection[str], policy: Policy, copied_at: CopiedAt = NOTHING_COPIED
+) -> bool:
     """Return whether `group` may follow `epoch`: it contains a holder of its state and more than half of its living
     members, or exactly half and the lowest id among the holders. Peers in `group` are alive, whatever `dead` says."""
-    if not epoch.lineages or policy == "continue" or is_extinct(epoch, group, dead):
+    if not epoch.lineages or policy == "continue" or is_extinct(epoch, group, dead, copied_at):
         return True
     rest = [peer for peer in epoch.peers if peer in group or peer not in dead]
     kept = sum(peer in group for peer in rest)
@@ -61,24 +72,27 @@ def is_lawful(group: Collection[str], epoch: Epoch, dead: Collection[str], polic
         return kept == len(rest)
     holders = sorted(peer for peer in epoch.holders if peer in rest)
     # Without a holder, witnesses and new members could settle a step again that a holder elsewhere has applied.
-    if not any(peer in group for peer in holders):
+    if not any(peer in group and copied_at.get(peer, 0) <= epoch.number for peer in holders):
         return False
     return 2 * kept > len(rest) or (2 * kept == len(rest) and holders[0] in group)
 
 
-def is_extinct(epoch: Epoch, group: Collection[str], dead: Collection[str]) -> bool:
-    """Return whether no peer is left that could be at work in `epoch`. A witness does no work."""
-    return all(peer in dead and peer not in group for peer in epoch.holders)
+def is_extinct(
+    epoch: Epoch, group: Collection[str], dead: Collection[str], copied_at: CopiedAt = NOTHING_COPIED
+) -> bool:
+    """Return whether no peer is left that could be at work in `epoch`. A witness does no work, and neither does a
+    member that has given up the state."""
+    return all((peer in dead and peer not in group) or copied_at.get(peer, 0) > epoch.number for peer in epoch.holders)
 
 
 def heritage(
-    formed: Iterable[Epoch], group: Collection[str], dead: Collection[str]
+    formed: Iterable[Epoch], group: Collection[str], dead: Collection[str], copied_at: CopiedAt = NOTHING_COPIED
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the lineages that an epoch of `group` continues when it follows `formed`, oldest first, and those that
     have ended. Lineages of doubts do not count: a doubt that was never committed joined nothing, and a group that
     follows it must not stand for lineages that continued without it."""
     formed = tuple(formed)
-    alive = (epoch for epoch in formed if not is_extinct(epoch, group, dead))
+    alive = (epoch for epoch in formed if not is_extinct(epoch, group, dead, copied_at))
     lineages = tuple(dict.fromkeys(lineage for epoch in alive for lineage in epoch.lineages))[-MAX_LINEAGES:]
     ended = dict.fromkeys(
         lineage for epoch in formed for lineage in (*epoch.ended, *epoch.lineages) if lineage not in lineages
@@ -97,7 +111,7 @@ def is_covered(record: Epoch, formed: Iterable[Epoch]) -> bool:
 def promised_by(peer: str, votes: Votes) -> Votes:
     """Return `votes` without those that `peer` took over from earlier processes of its machine, which have files
     too."""
-    return Votes(votes.highest, votes.formed, tuple(d for d in votes.doubts if peer in d.peers))
+    return replace(votes, doubts=tuple(d for d in votes.doubts if peer in d.peers))
 
 
 def is_binding(votes: Votes) -> bool:
@@ -156,8 +170,6 @@ class Voter:
     current: Epoch | None = None
     learned: Epoch | None = None
     """The epoch that it has copied a state from, if only that copy binds it to the epoch."""
-    learned_at: int = 0
-    """The highest number when it last copied the state of a run."""
 
     def objection(self, proposal: Propose) -> str | None:
         """Return why `proposal` must not be accepted, or None. Each member enforces every rule of this module here, so
@@ -177,8 +189,11 @@ class Voter:
         for record in self.votes.records:
             if not self._is_known(record, proposal):
                 return f"it does not know of epoch {record.number}"
+        copied_at = {peer: number for peer, number in proposal.copied_at if peer in peers}
+        if copied_at.get(self.me, 0) != self.votes.copied_at:
+            return "it does not know which state I have given up"
         dead = {*proposal.departed, *proposal.without}
-        lineages, ended = heritage(proposal.formed, peers, dead)
+        lineages, ended = heritage(proposal.formed, peers, dead, copied_at)
         if not set(lineages) <= set(epoch.lineages):
             return "it forgets a lineage"
         if not set(ended).isdisjoint(epoch.lineages):
@@ -186,8 +201,8 @@ class Voter:
         if not set(epoch.ended) <= set(ended):
             return "it ends a lineage that may have living members"
         for record in proposal.formed + proposal.doubts:
-            if not is_lawful(peers, record, dead, self.policy):
-                return f"it lacks the majority of epoch {record.number}"
+            if not is_lawful(peers, record, dead, self.policy, copied_at):
+                return f"it lacks the majority of epoch {record.number}, or a holder of its state"
         return None
 
     def state_objection(self, proposal: Propose, state: RunState) -> str | None:
@@ -226,7 +241,7 @@ class Voter:
         basis = basis_of(all_votes, ())
         recalled = tuple(sorted(basis.records, key=_by_key)[-MAX_RECALLED:])
         mine = self.votes
-        self.votes = Votes(max(basis.highest, mine.highest), mine.formed, recalled + mine.doubts)
+        self.votes = replace(mine, highest=max(basis.highest, mine.highest), doubts=recalled + mine.doubts)
 
     def learn(self, epoch: Epoch) -> None:
         """Respect `epoch`, whose state this peer copies as a learner: with its copy it founds nothing beside it."""
@@ -234,23 +249,24 @@ class Voter:
         self.learned = None if epoch in others else epoch
         doubts = others if self.learned is None else (*others, epoch)
         # Above what it has accepted: an epoch that is committed late must not find it with another state.
-        self.learned_at = max(self.votes.highest + 1, epoch.number)
-        self.votes = Votes(self.learned_at, self.votes.formed, doubts[-MAX_DOUBTS:])
+        number = max(self.votes.highest + 1, epoch.number)
+        self.votes = Votes(number, self.votes.formed, doubts[-MAX_DOUBTS:], number)
 
     @property
     def is_learner(self) -> bool:
         """Whether its state is a copy with which no epoch has seated it yet: then it may only be in an epoch that all
         members enter with the same state."""
-        return self.learned_at > (0 if self.votes.formed is None else self.votes.formed.number)
+        return self.votes.copied_at > (0 if self.votes.formed is None else self.votes.formed.number)
 
     def has_given_up(self, epoch: Epoch) -> bool:
         """Whether it has copied a state since it accepted `epoch`. It is never in that epoch then, and its members may
         need it: it copies their state again, if there is no later epoch."""
-        return self.learned_at > epoch.number
+        return self.votes.copied_at > epoch.number
 
     def accepting(self, proposal: Propose) -> Votes:
         """Return the votes of this peer after it accepts `proposal`."""
-        return Votes(proposal.epoch.number, self.votes.formed, (*self._left_over(proposal), proposal.epoch))
+        doubts = (*self._left_over(proposal), proposal.epoch)
+        return replace(self.votes, highest=proposal.epoch.number, doubts=doubts)
 
     def accept(self, proposal: Propose) -> Epoch | None:
         """Accept `proposal`. Return the epoch that this peer was in until now."""
@@ -261,7 +277,7 @@ class Voter:
     def pass_over(self, number: int) -> None:
         """Take part in no epoch up to `number`, which this peer does not accept: its program is fenced for it already,
         and would do nothing in an earlier one."""
-        self.votes = Votes(max(self.votes.highest, number), self.votes.formed, self.votes.doubts)
+        self.votes = replace(self.votes, highest=max(self.votes.highest, number))
 
     def committing(self, key: tuple[int, str]) -> Votes:
         """Return the votes of this peer after the epoch of `key` is committed."""
@@ -270,7 +286,7 @@ class Voter:
         if epoch is None:
             return self.votes
         later = tuple(doubt for doubt in self.votes.doubts if doubt.number > epoch.number)
-        return Votes(self.votes.highest, epoch, later)
+        return replace(self.votes, formed=epoch, doubts=later)
 
     def commit(self, key: tuple[int, str]) -> Epoch | None:
         """Commit the epoch of `key`, which all members have accepted. Return it if this peer is in it from now on."""
@@ -305,13 +321,19 @@ def largest_lawful(
     while True:
         # Not `without`: the votes of those peers are unknown, so they answer for nothing.
         basis = basis_of(_with_the_departed((all_votes[p] for p in peers), departed), {*peers, *departed})
-        broken = {r.key for r in basis.records if not is_lawful(peers, r, dead, policy)}
+        copied_at = copied_by(all_votes, peers)
+        broken = {r.key for r in basis.records if not is_lawful(peers, r, dead, policy, copied_at)}
         if not broken:
             return peers, basis
         held = [p for p in peers if broken.isdisjoint(r.key for r in known_to(all_votes[p], departed))]
         if len(held) == len(peers):
             return [], basis
         peers = held
+
+
+def copied_by(all_votes: Mapping[str, Votes], group: Iterable[str]) -> dict[str, int]:
+    """Return `Votes.copied_at` of those in `group` that have copied a state."""
+    return {peer: all_votes[peer].copied_at for peer in group if all_votes[peer].copied_at}
 
 
 def unlawful(

@@ -115,6 +115,8 @@ class Votes(Part, frozen=True, dict=True):
     doubts: Annotated[tuple[Epoch, ...], msgspec.Meta(max_length=MAX_DOUBTS)] = ()
     """Epochs that may have been committed: those it accepted later and whose outcome it does not know, and those of
     earlier processes on its machine, which bind it as well."""
+    copied_at: Number = 0
+    """In an elastic run: it has given up the states of all epochs below this number, because it copied another one."""
 
     @cached_property
     def records(self) -> tuple[Epoch, ...]:
@@ -237,6 +239,8 @@ class Propose(Message, frozen=True, tag="propose"):
     """Peers that a person has excluded. Their votes are unknown."""
     at: RunState | None = None
     """In an elastic run: where every member must be. None for an epoch that only shrinks."""
+    copied_at: Annotated[tuple[tuple[PeerId, Number], ...], msgspec.Meta(max_length=MAX_MEMBERS)] = ()
+    """`Votes.copied_at` of the members, where it is not 0."""
 
 
 class Accept(Message, frozen=True, tag="accept"):

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from math import inf
 from typing import Final
 
-from ringfort.cluster.core.membership import Basis, heritage, largest_lawful, seat
+from ringfort.cluster.core.membership import Basis, copied_by, heritage, largest_lawful, seat
 from ringfort.cluster.core.peer_messages import MAX_MEMBERS, Epoch, Member, Propose, Report, RunState
 from ringfort.cluster.core.run_members import Evidence, run_members
 from ringfort.cluster.core.state import PeerState
@@ -194,7 +194,8 @@ class Proposer:
         before = max(followed, key=lambda epoch: (len(set(epoch.peers) & set(group)), epoch.number), default=None)
         members = seat(before, {peer: known[peer] for peer in group}, number)
         ring = tuple(self._ring_order([m for m in members if m.slots])) if self._ring_order else ()
-        lineages, ended = heritage(basis.formed, group, state.dead)
+        copied_at = copied_by({peer: reports[peer].votes for peer in group}, group)
+        lineages, ended = heritage(basis.formed, group, state.dead, copied_at)
         if not lineages and (len(group) > 1 or basis.doubts or ended or state.run_state is not None):
             lineages = (f"{self.me}#{number}",)
         # Of the members' own records, not of the basis: members must see why something no longer counts.
@@ -208,6 +209,7 @@ class Proposer:
             tuple(sorted(state.departed.keys() & concerned)),
             tuple(sorted(state.without & concerned)),
             at,
+            tuple(sorted(copied_at.items())),
         )
         self._pending_until = self.deadline = state.time + ANSWER * 2**self._late
         self._accepted = set()

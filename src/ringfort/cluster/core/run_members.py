@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from ringfort.cluster.core.membership import Policy, heritage, largest_lawful
+from ringfort.cluster.core.membership import Policy, copied_by, heritage, largest_lawful
 from ringfort.cluster.core.peer_messages import Report, RunState, Votes
 
 
@@ -33,14 +33,16 @@ def run_members(
     }
     votes = {peer: reports[peer].votes for peer in (*told, *witnesses)}
     _, basis = largest_lawful(tuple(votes), votes, evidence.departed, evidence.without, evidence.policy)
-    lineages, ended = heritage(basis.formed, votes, {*evidence.departed, *evidence.without})
+    dead = {*evidence.departed, *evidence.without}
+    lineages, ended = heritage(basis.formed, votes, dead, copied_by(votes, votes))
     states = {peer: _in_run(state, votes[peer], lineages, ended) for peer, state in told.items()}
     if not lineages:
         return [*(peer for peer in states if not states[peer].lineage), *witnesses], RunState()
     mine, formed = states[me], votes[me].formed
     seated = [peer for peer in states if not states[peer].is_learner]
     seats = [(states[p], e) for p in seated if (e := votes[p].formed) and states[p].lineage in e.lineages]
-    best, _ = max(seats, key=lambda seat: (seat[0].step, seat[0].lineage), default=(mine, formed))
+    # Of two runs that have not begun, the one whose first state was sent: the other may be unable to go on alone.
+    best, _ = max(seats, key=lambda seat: (seat[0].step, seat[0].is_pending, seat[0].lineage), default=(mine, formed))
     latest = max((e for _, e in seats if mine.lineage in e.lineages), key=lambda e: e.number, default=formed)
     # Two runs have met, and the one with more steps stays; or the run went on without this peer.
     if best.lineage != mine.lineage or (latest is not None and me not in latest.peers):

@@ -123,7 +123,7 @@ def test_an_epoch_that_a_member_has_left_for_good_is_not_waited_for() -> None:
 def test_what_is_chosen_is_accepted_by_a_member_that_gives_up_the_state_of_a_run_that_has_ended() -> None:
     first, other = epoch(4, "bc"), epoch(6, "x", "m")
     departed = {"x": Votes(6, other)}
-    voter = Voter("b", votes=Votes(6, first, (other,)), learned_at=6)
+    voter = Voter("b", votes=Votes(6, first, (other,), 6))
     peers, at = run_members(
         "c",
         {"b": report(first, there(2, "m", is_learner=True), doubts=(other,)), "c": report(first, NOWHERE)},
@@ -131,7 +131,7 @@ def test_what_is_chosen_is_accepted_by_a_member_that_gives_up_the_state_of_a_run
         Evidence(departed),
     )
     new = Epoch(7, "c", tuple(map(Member, sorted(peers))), (), ("l",), ("m",))
-    proposal = Propose(Term(1, "c"), new, (first, other), (), ("x",), (), at)
+    proposal = Propose(Term(1, "c"), new, (first, other), (), ("x",), (), at, (("b", 6),))
     assert voter.objection(proposal) is None
     assert voter.state_objection(proposal, NOWHERE) is None
     assert voter.state_objection(proposal, there(2, "m")) is not None
