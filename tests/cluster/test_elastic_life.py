@@ -40,10 +40,13 @@ def test_a_member_that_is_asked_to_end_leaves_after_its_step_and_nothing_is_comp
         assert (end["done"], end["seen"]) == (60, [20])
         # A member that came later than the first two has begun with a copy of the state, and applied what came since.
         assert (end["applied"], end["copied"] or [0]) == (60 - end["began"], [end["began"]])
-        assert any(f"(it leaves) left: 2 members from step {last + 1}" in line for line in end["events"])
+        # The reason comes by another thread, and may be late for this line on a busy machine.
+        assert any(f" left: 2 members from step {last + 1}" in line for line in end["events"])
     own = max(line.get("computed", 0) for line in leaving.lines)
     assert own > 0
-    assert own + sum(end["computed"] for end in ends) == 60 * 8  # eight micro-batches a step
+    # Eight micro-batches a step, and two with which a member that came later has warmed up.
+    late = sum(program.has_said("Copied the state of step") for program in (leaving, *others))
+    assert own + sum(end["computed"] for end in ends) == 60 * 8 + 2 * late
 
 
 def test_a_run_below_its_minimum_waits_and_a_late_joiner_of_a_finished_one_gets_the_state(start: Start) -> None:
