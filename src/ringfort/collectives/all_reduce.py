@@ -19,6 +19,7 @@ from ringfort.collectives.signature import Collective, encode
 from ringfort.collectives.steps import Memory, Reducers, block_of, run_ring, run_steps
 from ringfort.collectives.tensors import operation, view_for
 from ringfort.config import AllReduceStrategy, Shape
+from ringfort.errors import InvalidArgumentError
 from ringfort.transport.arena import Arena
 from ringfort.transport.messages import Envelope
 from ringfort.transport.reducer import Array, Reducer
@@ -37,10 +38,13 @@ def all_reduce(
     `x` is kept. Ranks with `out` and ranks without may be in one call."""
     asked = cost_model.check_strategy(strategy, group.config.collective.all_reduce)
     view = view_for(group, x, writable=out is None)
-    into = view if out is None else view_for(group, out, writable=True)
+    into = view if out is None else view_for(group, out, "out", writable=True)
     is_apart = into is not view
     if is_apart:
         check_alike("out", into.kind, into.size, view.kind, view.size)
+        if into.device != view.device:
+            why = f"must be where x is, on {view.device or 'the CPU'}"
+            raise InvalidArgumentError("out", f"array on {into.device or 'the CPU'}", why)
     arrays = (into.flat, view.flat) if is_apart else (view.flat,)
     key = ("all_reduce", view.kind, view.size, op, strategy, view.device, is_apart)
     plan = planned(

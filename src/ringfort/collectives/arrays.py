@@ -103,7 +103,7 @@ def plain_view(flat: Array, kind: ElementType, shape: tuple[int, ...]) -> ArrayV
 def _numpy_view(x: Array, name: str, *, writable: bool) -> ArrayView:
     kind = element_type(x.dtype, name=f"{name}.dtype")
     if writable and not x.flags.writeable:
-        raise UnsupportedArrayError(name, f"array of shape {x.shape}", "read-only; pass a copy: x.copy()")
+        raise UnsupportedArrayError(name, f"array of shape {x.shape}", f"read-only; pass a copy: {name}.copy()")
     bits = x if x.dtype == kind.storage else x.view(kind.storage)
     if x.flags.c_contiguous:
         return ArrayView(bits.reshape(-1), kind, x.shape, finish=lambda: x, wrap=_wrapper_like(x))

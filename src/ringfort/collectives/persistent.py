@@ -77,8 +77,12 @@ def over_arena_apart(group: Group, arena: Arena, call: bytes, size: int, reducer
         return None
 
     def run(flat: Array, source: Array, timeout: float | None = None) -> None:
+        given: Array | None = source
+        if np.may_share_memory(flat, source):  # a block's result would overwrite what is read for the next one
+            flat[...] = source
+            given = None
         with arena:
-            shared_memory.all_reduce(arena, flat, reducer, group.envelope(call, timeout), source)
+            shared_memory.all_reduce(arena, flat, reducer, group.envelope(call, timeout), given)
 
     return run
 

@@ -41,13 +41,13 @@ class TensorView(ArrayView):
         return TensorView(self.tensor.new_empty(shape))
 
 
-def tensor_view(x: Any, device: str) -> TensorView | None:
+def tensor_view(x: Any, device: str, name: str = "x") -> TensorView | None:
     """`x`, if it is a tensor of torch's on `device`. Raises `UnsupportedArrayError` if it is a sparse one."""
     is_tensor = type(x).__module__.partition(".")[0] == "torch" and hasattr(x, "detach")
     if not is_tensor or x.device.type != device:
         return None
     if str(x.layout) != "torch.strided":
-        raise UnsupportedArrayError("x", f"tensor of {x.layout}", "must be dense; pass x.to_dense()")
+        raise UnsupportedArrayError(name, f"tensor of {x.layout}", "must be dense; pass x.to_dense()")
     return TensorView(x)
 
 
@@ -92,9 +92,9 @@ def scale_after(op: Op, kind: ElementType, flat: Any, world_size: int) -> None:
         flat.div_(world_size, rounding_mode="trunc" if kind.kind in "iu" else None)
 
 
-def view_for(group: Group, x: Any, *, writable: bool = False) -> ArrayView:
-    """Return `x` as the group's collectives take it: a tensor on a device stays there, if the group's engine can work
-    on it."""
+def view_for(group: Group, x: Any, name: str = "x", *, writable: bool = False) -> ArrayView:
+    """Return `x`, the argument `name`, as the group's collectives take it: a tensor on a device stays there, if the
+    group's engine can work on it."""
     native = group.native
-    on_device = tensor_view(x, native.tensors_on) if native is not None and native.tensors_on else None
-    return on_device or as_view(x, "x", writable=writable)
+    on_device = tensor_view(x, native.tensors_on, name) if native is not None and native.tensors_on else None
+    return on_device or as_view(x, name, writable=writable)

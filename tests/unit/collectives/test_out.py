@@ -74,6 +74,8 @@ def test_parts_may_have_any_sizes_if_both_sides_agree() -> None:
     [
         (lambda c, x: c.all_reduce(x, out=x[:2]), "out='float32 of 2 elements'"),
         (lambda c, x: c.all_reduce(x, out=x.astype(np.int8)), "out='int8 of 3 elements'"),
+        (lambda c, x: c.all_reduce(x, out=np.frombuffer(bytes(12), np.float32)), "^out=.*read-only.* out.copy"),
+        (lambda c, x: c.all_reduce(x, out=3), "^out=3: not an array"),
         (lambda c, x: c.all_reduce(x, out=x, compression="int8"), "cannot be combined with compression"),
         (lambda c, x: c.all_gather(x, out=[x]), "out='list of 1'"),
         (lambda c, x: c.all_gather(x, out=[x, x[:2]]), r"out\[1\]='float32 of 2 elements'"),

@@ -67,6 +67,20 @@ def test_every_size_is_reduced_broadcast_and_gathered_whole(world_size: int) -> 
     on_ranks(world_size, program)
 
 
+@pytest.mark.parametrize("shift", [0, 1, 1000, 200_000, -1, -1000])
+def test_a_result_may_overlap_what_is_reduced(shift: int) -> None:
+    def program(context: DistributedContext) -> None:
+        for nbytes in (400, slot_bytes(2), 3 * slot_bytes(2) + 20):
+            size = nbytes // 4
+            memory = np.zeros(size + abs(shift), np.int32)
+            own, into = memory[max(0, -shift) :][:size], memory[max(0, shift) :][:size]
+            parts = [np.random.default_rng((nbytes, r)).integers(0, 1000, size, np.int32) for r in range(2)]
+            own[...] = parts[context.rank]
+            assert np.array_equal(context.all_reduce(own, out=into), sum(parts)), nbytes
+
+    on_ranks(2, program)
+
+
 @pytest.mark.parametrize("op", [ReduceOp.SUM, ReduceOp.MEAN, ReduceOp.MAX, ReduceOp.premul_sum(3)])
 @pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16])
 def test_all_ranks_end_with_the_same_bits_at_every_way(op: Any, dtype: Any) -> None:

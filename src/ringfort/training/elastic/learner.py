@@ -13,10 +13,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 import numpy as np
@@ -35,6 +34,7 @@ from ringfort.training.elastic.donor_links import DonorLinks, Source
 from ringfort.training.elastic.local_sum import Layout
 from ringfort.training.elastic.protocol import Digest, Mark, Result
 from ringfort.training.elastic.sample_order import Array
+from ringfort.training.elastic.spare_memory import SpareMemory
 from ringfort.training.elastic.state_tree import BLOCK, Image, block_hash
 from ringfort.training.elastic.timeline import note
 from ringfort.training.elastic.transfer import Fetch, check_manifest
@@ -117,8 +117,7 @@ class Learner(DonorLinks):
         self._limit = limit
         self._digest = digest
         self._round: _Round | None = None
-        self._results: deque[dict[str, Array]] = deque(maxlen=2)
-        """The last results."""
+        self._memory = SpareMemory()
         for peer, connection in donors.items():
             self.add(peer, connection)
 
@@ -339,7 +338,7 @@ class Learner(DonorLinks):
     def next_result(self, after: Mark, *, timeout: float, wants_seat: bool = True) -> Replayed | None:
         """Return the sealed result that follows the mark `after`; None if there is none within `timeout` seconds. At
         least one donor is asked, whatever the timeout. With `wants_seat`, members wait for this process at the end of a
-        step once it has all results. The memory of a result is used again for the second one after it.
+        step once it has all results. The memory of a result is used again when nobody has it.
 
         Raises `StateTransferError` if no donor is left that has it. Then fetch the state again.
         """
@@ -370,28 +369,16 @@ class Learner(DonorLinks):
         nbytes = sum(kind.itemsize * part.size for kind, part in zip(kinds, sealed.parts, strict=True))
         if nbytes > self._limit:
             raise ProtocolError(f"{link.peer} sent a result of {nbytes} bytes; the limit is {self._limit}")
-        payload = self._room(
-            {part.name: (part.size, kind.storage) for kind, part in zip(kinds, sealed.parts, strict=True)}
-        )
-        for array in payload.values():
+        payload = dict[str, Array]()
+        for kind, part in zip(kinds, sealed.parts, strict=True):
+            # New memory takes longer than a result does to arrive on a fast network.
+            array = payload[part.name] = self._memory.take(kind.storage.str, part.size)
             link.fill(memoryview(array.view(np.uint8)))
         result = Result(sealed.branch, sealed.step, sealed.cursor, payload)
         if self._digest(result, 0, 1) != sealed.digest:
             raise ProtocolError(f"The result of step {sealed.step} from {link.peer} is damaged", peer=link.peer)
-        self._results.append(payload)
         mark = after.after(result, sealed.digest)
         return Replayed(after, mark, result, sealed.digest, sealed.sums, sealed.is_finite, sealed.behind)
-
-    def _room(self, wanted: dict[str, tuple[int, Any]]) -> dict[str, Array]:
-        """Return memory for a result: that of the last but one, if it fits. New memory takes longer than a result does
-        to arrive on a fast network."""
-        if len(self._results) == self._results.maxlen:
-            old = self._results.popleft()
-            if {name: (array.size, array.dtype) for name, array in old.items()} == {
-                name: (size, np.dtype(kind)) for name, (size, kind) in wanted.items()
-            }:
-                return old
-        return {name: np.empty(size, kind) for name, (size, kind) in wanted.items()}
 
 
 def _fetched(chosen: Description, image: Image) -> Fetched:

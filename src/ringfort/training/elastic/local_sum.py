@@ -247,7 +247,8 @@ def _arrays_like(tree: Any, layout: Layout) -> list[Array] | None:
     if not _walk(tree, layout.tree, leaves):
         return None
     for leaf, one in zip(leaves, layout.gradients, strict=True):
-        is_alike = type(leaf) is np.ndarray and leaf.dtype == _AS_IT_IS.get(one.kind) and leaf.shape == one.shape
+        kind = _AS_IT_IS.get(one.kind)  # NumPy takes None for float64
+        is_alike = type(leaf) is np.ndarray and kind is not None and leaf.dtype == kind and leaf.shape == one.shape
         if not is_alike or not leaf.flags.c_contiguous:
             return None
     return [leaf.reshape(-1) for leaf in leaves]

@@ -24,8 +24,11 @@ def _taken_from(arrays: deque[Array], most: int) -> Iterator[tuple[Array, int]]:
         yield array, sys.getrefcount(array)
 
 
-_UNUSED: Final = max(count for _, count in _taken_from(deque([np.empty(0)]), 1))
-"""References to an array that nobody else has, by the same loop: versions of Python count differently."""
+def _unused() -> int:
+    """Return the references to an array that nobody else has, by the same loop: versions of Python count differently.
+    Not once for all, and of three the least: what looks at the variables of a function, such as a debugger, may hold
+    them too. So this may be too small, but never too large."""
+    return min(count for _, count in _taken_from(deque([np.empty(0) for _ in range(3)]), 3))
 
 
 class SpareMemory:
@@ -43,8 +46,9 @@ class SpareMemory:
         found = np.empty(size, kind) if size * np.dtype(kind).itemsize <= _SMALL else None
         if found is not None:
             return found
+        unused = _unused()
         for array, references in _taken_from(self._arrays, _LOOKS):
-            if references > _UNUSED:
+            if references > unused:
                 self._arrays.append(array)
             elif found is None and array.size == size and array.dtype == kind:
                 found = array  # other unused ones are given back: there are more than needed

@@ -23,6 +23,7 @@ from ringfort import (
 from ringfort.backends.engines.native import ByHost
 from ringfort.bootstrap import terms
 from ringfort.config import Shape
+from ringfort.errors import InvalidArgumentError
 from ringfort.testing.groups import closing_all, passing_credentials, reserved_addresses
 from ringfort.testing.ranks import results, run_ranks
 from ringfort.transport.machine import this_machine
@@ -129,6 +130,13 @@ def test_tensors_of_a_device_go_through_its_engine_inside_hosts_and_ours_between
         expected = (n * torch.arange(12) + n * (n - 1) // 2) // n
         assert (whole[:, ::2] == expected.reshape(3, 4)[:, ::2]).all()
         assert (whole[:, 1::2] == torch.arange(12).reshape(3, 4)[:, 1::2] + backend.rank).all()
+        kept, into = torch.ones(500), torch.zeros(500)
+        assert context.all_reduce(kept, out=into) is into
+        assert (kept == 1).all()
+        assert (into == n).all()
+        for a, b in ((kept, np.zeros(500, np.float32)), (np.zeros(500, np.float32), into)):
+            with pytest.raises(InvalidArgumentError, match=r"^out=.*must be where x is"):
+                context.all_reduce(a, out=b)
         y = torch.ones(5)
         context.all_reduce(y, ReduceOp.premul_sum(backend.rank + 1))
         assert (y == n * (n + 1) / 2).all()

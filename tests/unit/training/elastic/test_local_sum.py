@@ -141,6 +141,17 @@ def test_float16_is_added_up_in_float32() -> None:
     assert is_finite(summed(({"w": np.full(8, 60000, np.float16)}, 64)).buffers)
 
 
+@pytest.mark.parametrize("first", ["float16", "bfloat16", "float32", "float64"])
+@pytest.mark.parametrize("second", ["float16", "bfloat16", "float32", "float64"])
+def test_gradients_of_another_element_type_than_before_are_refused(first: str, second: str) -> None:
+    local = summed(({"w": np.ones(3, np.dtype(first))}, 1))
+    if first == second:
+        local.add({"w": np.ones(3, np.dtype(second))}, 1)
+    else:
+        with pytest.raises(GradientLayoutError, match=second):
+            local.add({"w": np.ones(3, np.dtype(second))}, 1)
+
+
 def test_bfloat16_is_added_up_and_returned_as_float32() -> None:
     values = np.array([1.5, -2, 3e38, 1e-30], ml_dtypes.bfloat16)
     local = summed(({"w": values}, 1))

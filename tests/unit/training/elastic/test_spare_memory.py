@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import subprocess
+import sys
 
 import numpy as np
 
@@ -64,3 +66,25 @@ def test_another_size_or_kind_gets_other_memory() -> None:
     for kind, size in (("float32", SIZE), ("float64", SIZE), ("float32", SIZE + 1), ("float32", 3)):
         array = memory.take(kind, size)
         assert (array.dtype, array.size) == (np.dtype(kind), size)
+
+
+def test_what_somebody_has_is_not_used_if_a_debugger_has_looked_on_for_a_while() -> None:
+    # Before Python 3.13, whoever looks at the variables of a function makes a dict that holds them.
+    program = """
+import sys
+def look(frame, event, argument):
+    frame.f_locals
+    return look
+sys.settrace(look)
+from ringfort.training.elastic.spare_memory import SpareMemory
+memory = SpareMemory()
+memory.take("float32", 1 << 20)
+sys.settrace(None)
+array = memory.take("float32", 1 << 20)
+place, held = array.ctypes.data, array[5:6]
+del array
+assert all(memory.take("float32", 1 << 20).ctypes.data != place for _ in range(20))
+sys.settrace(look)
+assert all(memory.take("float32", 1 << 20).ctypes.data != place for _ in range(20))
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
