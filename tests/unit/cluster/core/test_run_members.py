@@ -131,7 +131,7 @@ def test_what_is_chosen_is_accepted_by_a_member_that_gives_up_the_state_of_a_run
         Evidence(departed),
     )
     new = Epoch(7, "c", tuple(map(Member, sorted(peers))), (), ("l",), ("m",))
-    proposal = Propose(Term(1, "c"), new, (first, other), (), ("x",), (), at)
+    proposal = Propose(Term(1, "c"), new, (first, other), (), ("x",), (), at, (("b", 6),))
     assert voter.objection(proposal) is None
     assert voter.state_objection(proposal, NOWHERE) is None
     assert voter.state_objection(proposal, there(2, "m")) is not None
