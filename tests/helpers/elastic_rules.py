@@ -67,8 +67,8 @@ def _applies_without_a_seal(original: Callable[..., Any]) -> Callable[..., Any]:
                 known = [self.held.result] if self.held else [result for _, result in self.history][-1:]
                 parts = self.data.parts(self.data.span(self.mark.cursor))
                 everything = sum(elastic_numbers.digest(result, 0, 1) for result in known)
-                mine = replace(doing.value, covered=frozenset(range(parts)), digest=everything)
-                value = [mine, *[replace(mine, covered=frozenset(), digest=0)] * (arguments[2] - 1)]
+                mine = doing.value._replace(covered=frozenset(range(parts)), digest=everything)
+                value = [mine, *[mine._replace(covered=frozenset(), digest=0)] * (arguments[2] - 1)]
             else:
                 value = yield doing
 
@@ -135,7 +135,7 @@ def _continues_the_branch(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _continues_lineages_that_ended(_: Callable[..., Any]) -> Callable[..., Any]:
-    def heritage(formed: Iterable[Epoch], group: Any, dead: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    def heritage(formed: Iterable[Epoch], *_: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
         return tuple(dict.fromkeys(lineage for epoch in formed for lineage in epoch.lineages))[-8:], ()
 
     return heritage

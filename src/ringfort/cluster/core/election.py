@@ -4,9 +4,10 @@ The leader only proposes; the rules of membership keep groups from overlapping, 
 quick: a candidate asks the peers it sees and needs no list of all peers.
 
 The best candidate stands first, then the others in the order of their claims. Claims are compared by, in this order:
-not stuck, in the latest epoch, seniority, work done, peer id. A leader stays while it is connected; if two leaders
-meet, the one with the weaker claim retires. A term is a number and the candidate that opened it, and each peer votes
-once per number, so a term has at most one leader.
+not stuck, not stepped down, in the latest epoch, seniority, work done, peer id. Those that have stepped down take
+turns, so one that can form an epoch will lead, however many before it cannot. A leader stays while it is connected; if
+two leaders meet, the one with the weaker claim retires. A term is a number and the candidate that opened it, and each
+peer votes once per number, so a term has at most one leader.
 """
 
 from __future__ import annotations
@@ -68,7 +69,9 @@ class Claim(NamedTuple):
     """A peer's claim to lead; the lowest is the best."""
 
     stuck: bool
-    """It is stuck or has stepped down."""
+    """It may not continue."""
+    yields: int
+    """0 if it has not stepped down. Of peers that have, the one that did so first is the first to lead again."""
     behind: int
     """Minus the number of the last epoch it was in."""
     joined: int
@@ -93,7 +96,7 @@ class ElectionManager:
         """Messages and their receivers; None for all connected peers."""
         self.events: list[ElectionEvent] = []
         self._claims: Mapping[str, Claim] = {}
-        self._mine = Claim(False, 0, 0, 0, me)
+        self._mine = Claim(False, 0, 0, 0, 0, me)
         self._highest = 0
         self._voted = 0  # the number of the last term it voted in: at most one vote per number
         self._leads: dict[str, Term] = {}  # connected peers that say they lead

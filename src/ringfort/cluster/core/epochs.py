@@ -150,6 +150,7 @@ class Epochs:
         epoch = self._state.voter.commit(key)
         if epoch is not None:
             self._proposer.started(epoch)
+            self._state.yields = 0
             if self._state.run_state is not None:
                 self._state.run_state = replace(self._state.run_state, is_ready=False)
             self._state.notify(EpochStarted(epoch))
@@ -236,9 +237,7 @@ class Epochs:
         state, proposal = self._state, self._proposer.step()
         free = (peer for peer, report in state.reports.items() if not (report.stuck or state.is_witness(peer)))
         if self._proposer.is_stuck and any(free):
-            state.yields = state.run_state is not None  # or it would win again, though another run is ahead
-            state.election.step_down(state.time)
-            state.tell_election()
+            state.step_down()
         if proposal is not None:
             state.tell(proposal.epoch.peers, proposal)
             self.consider(None, proposal)

@@ -308,9 +308,7 @@ class PeerCore:
     @_event
     def step_down(self) -> None:
         """Stop leading, if this peer leads, and do not lead again before the others had their turn."""
-        self._state.yields = self.leader == self.me.peer
-        self.election.step_down(self._state.time)
-        self._state.tell_election()
+        self._state.step_down()
         self._refresh()
 
     # --- votes ------------------------------------------------------------------------------------------------------
@@ -381,7 +379,6 @@ class PeerCore:
             self._epochs.check_current()
             state.election.observe(state.time, state.own_claim(), state.claims)
             state.tell_election()
-            state.yields = state.yields and self.leader is None
             self._epochs.lead()
         state.tell_report()
         self._links.beat_all()

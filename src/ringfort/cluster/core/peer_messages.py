@@ -184,8 +184,9 @@ class Report(Message, frozen=True, tag="report"):
     """Asks the leader to keep new peers waiting."""
     stuck: bool = False
     """Cannot continue: it has lost contact with too many members of its last epoch."""
-    yields: bool = False
-    """Has stepped down: any other peer is to lead before it."""
+    yields: Number = 0
+    """Above 0 if it has stepped down since its last epoch began, and higher than that of all that did so before it.
+    Whoever has a lower number is to lead first."""
     state: RunState | None = None
     """Where its program is in an elastic run; None if it is in none. While it trains, that is old news."""
 

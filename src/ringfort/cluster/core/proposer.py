@@ -27,7 +27,8 @@ TOO_FEW: Final = "other peers are here"
 MAX_FAILURES: Final = 4
 """Failed proposals in a row after which the pause between them stops growing and the program is told the reason."""
 NEWS: Final = 1.0
-"""Seconds after a commit before the epoch is proposed again to a member that has not reported the commit."""
+"""Seconds after a commit in which all members have to report it. Before that, a report says nothing: a member that has
+not heard of the commit looks like one that is not in the epoch, and a new one like a learner."""
 
 RingOrder = Callable[[Sequence[Member]], Sequence[int]]
 """Returns the ring order for an epoch's members, as indices."""
@@ -79,6 +80,9 @@ class Proposer:
                 return None
             self._late = min(self._late + (now >= self._pending_until), MAX_LATE)
             self._fail()
+        if self._awaits_news(reports):
+            self.deadline = self._committed_at + NEWS
+            return None
         all_votes = {peer: report.votes for peer, report in reports.items()}
         clique, at = self._clique(reports), None
         if state.run_state is not None:
@@ -158,8 +162,6 @@ class Proposer:
             if all_in and (is_held or len(wanted) == len(current.peers)):
                 self._first = None
                 return inf
-            if not all_in and now < self._committed_at + NEWS:
-                return self._committed_at + NEWS
         if wanted != self._wanted or self._first is None:
             self._wanted, self._since = wanted, now
         if self._first is None:
@@ -171,6 +173,15 @@ class Proposer:
         # change: members that pause for a new one would always go on before that.
         backoff = self._failed_at + QUICK * 2 ** (self._failures - 1) if self._failures else -inf
         return max(min(self._since + settle, self._first + 3 * settle), backoff)
+
+    def _awaits_news(self, reports: dict[str, Report]) -> bool:
+        """Return whether a member of the epoch that this peer has just committed has not heard of that yet. One that
+        has left the epoch or accepted a later one since is not waited for."""
+        current = self._state.voter.current
+        if current is None or self._state.time >= self._committed_at + NEWS:
+            return False
+        votes = (reports[peer].votes for peer in current.peers if peer in reports)
+        return any(one.highest == current.number and current in one.doubts for one in votes)
 
     def _are_all(self, group: Sequence[Member]) -> bool:
         """Return whether no other peer is expected: `max_peers` are present, or all machines of the largest epoch."""

@@ -60,8 +60,9 @@ class PeerState:
         """Where the program is in an elastic run; None if it is in none, and for a witness, which has no state."""
         self.is_stuck = False
         """It may not continue: too many members of its last epoch are not connected."""
-        self.yields = False
-        """It has stepped down, and there is no new leader yet."""
+        self.yields = 0
+        """See `Report.yields`. Another leader does not change it: that one may have to step down too, and then a third
+        is to lead, not this one again."""
         self._told: Report | None = None
         self._work_done = work_done
 
@@ -163,6 +164,14 @@ class PeerState:
             run_state,
         )
 
+    def step_down(self) -> None:
+        """Stop leading, if this peer leads, so that each of the others can lead before it does again."""
+        if self.election.leader == self.me.peer:
+            last = max((report.yields for report in self.reports.values()), default=0)
+            self.yields = min(max(last, self.yields) + 1, MAX_NUMBER - 1)
+        self.election.step_down(self.time)
+        self.tell_election()
+
     def own_claim(self) -> Claim:
         """Return this peer's claim in an election."""
         return _claim(self.me.peer, self.own_report(), is_witness=not self.me.slots)
@@ -207,11 +216,11 @@ def ambiguous_names(members: Iterable[Member]) -> set[str]:
 
 
 def _claim(peer: str, report: Report, *, is_witness: bool) -> Claim:
-    formed, is_last = report.votes.formed, report.stuck or report.yields
+    formed, stuck, yields = report.votes.formed, report.stuck, report.yields
     if is_witness:
-        return Claim(True, 1, MAX_NUMBER, 0, peer)  # the last of all: it votes for others
+        return Claim(True, MAX_NUMBER, 1, MAX_NUMBER, 0, peer)  # the last of all: it votes for others
     # A learner's last epoch is of a run that it has left: its number says nothing about the run that it joins.
     if formed is None or (report.state is not None and report.state.is_learner):
-        return Claim(is_last, 0, MAX_NUMBER, -report.work, peer)
+        return Claim(stuck, yields, 0, MAX_NUMBER, -report.work, peer)
     joined = next(member.joined for member in formed.members if member.peer == peer)
-    return Claim(is_last, -formed.number, joined, -report.work, peer)
+    return Claim(stuck, yields, -formed.number, joined, -report.work, peer)

@@ -8,7 +8,7 @@ from ringfort.config import ElectionConfig
 
 
 def claim(peer: str, *, stuck: bool = False, epoch: int = 0, joined: int = 0, work: int = 0) -> Claim:
-    return Claim(stuck, -epoch, joined, -work, peer)
+    return Claim(stuck, 0, -epoch, joined, -work, peer)
 
 
 def manager(me: str, *others: str) -> ElectionManager:

@@ -619,6 +619,72 @@ def test_a_leader_that_gives_an_epoch_up_proposes_the_next_one_to_the_same_membe
     assert after.peers == before.peers
 
 
+# --- leaders that cannot form an epoch --------------------------------------------------------------------------------
+
+
+class TwoRuns:
+    """`Bench` in an elastic run with n0.a, which has ended its turn as the leader. n2.c is in another run, with more
+    steps: that one stays, so neither of these two can form an epoch."""
+
+    def __init__(self, yields: int = 0) -> None:
+        self.bench = Bench()
+        self.last = self.bench.in_epoch()
+        self.bench.do(self.bench.core.give_up(self.bench.now, 3, RunState(b"x", LINE[0], 7), "copies differ"))
+        other = Epoch(1, "n2.c", (Member("n2.c"),), (), ("n2.c#1",))
+        self.bench.say(2, Report(Votes(1, other), 1, ("n0.a", "n1.b"), state=RunState(b"y", "n2.c#1", 38)))
+        self.ends_its_turn(yields)
+
+    def ends_its_turn(self, yields: int) -> None:
+        state = RunState(b"x", LINE[0], 7)
+        self.bench.say(1, Retire(Term(1, "n0.a")))
+        self.bench.say(1, Report(Votes(3, self.last), 0, ("n1.b", "n2.c"), yields=yields, state=state))
+
+    def elect(self) -> int:
+        """The others elect this peer. Return the place among those that step down which it reports then."""
+        terms: list[Term] = []
+        while not terms:
+            terms = [message.term for message in sent(self.bench.wait(0.1, 1, 2), 1) if isinstance(message, Campaign)]
+        (term,) = terms
+        out = self.bench.say(1, ElectionVote(term, True)) + self.bench.say(2, ElectionVote(term, True))
+        assert {Lead(term), Retire(term)} <= set(sent(out, 2))
+        return [message for message in sent(out, 2) if isinstance(message, Report)][-1].yields
+
+
+def test_one_that_steps_down_comes_after_those_that_did_so_before() -> None:
+    assert TwoRuns(yields=4).elect() == 5
+
+
+def test_two_leaders_that_cannot_form_an_epoch_let_a_third_one_lead() -> None:
+    """They would elect each other again and again, because they were in a later epoch than the third."""
+    runs = TwoRuns()
+    assert runs.elect() == 1
+    runs.bench.say(1, Lead(Term(8, "n0.a")))
+    assert runs.bench.core.leader == "n0.a"
+    runs.bench.say(1, Retire(Term(8, "n0.a")))
+    runs.ends_its_turn(2)
+    assert ElectionVote(Term(9, "n2.c"), True) in sent(runs.bench.say(2, Campaign(Term(9, "n2.c"))), 2)
+
+
+def test_one_that_stepped_down_is_like_the_others_when_it_is_in_an_epoch_again() -> None:
+    world = World(3, 3)
+    world.damage = 0.0
+    for host in range(3):
+        world.start(host)
+    world.network.run_until(5.0)
+    before = world.network.peers[0].core.epoch
+    first = next(peer for peer in world.network.alive if peer.core.leader == peer.id)
+    world.call(first, "step_down")
+    world.network.run_until(6.0)
+    assert first.core.leader not in (None, first.id)
+    assert first.core._state.yields > 0
+    for program in world.living():
+        program.end()
+        world.call(program.peer, "give_up", before.number, program.run_state(), "copies differ")
+    world.network.run_until(7.0)
+    assert world.network.agreed
+    assert first.core._state.yields == 0
+
+
 # --- epochs that a program is fenced for, and that this peer does not accept ------------------------------------------
 
 
