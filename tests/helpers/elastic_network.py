@@ -187,6 +187,13 @@ class History:
         except Wrong as exc:
             return f"seed {self.seed}: {exc}"
 
+    def start_missing(self) -> None:
+        """Start a process on each host that has none."""
+        peers = self.world.network.peers
+        for host in range(self.hosts):
+            if host not in peers or not peers[host].alive:
+                self.world.start(host)
+
     def heal(self) -> str | None:
         """End all faults, and wait until all train together."""
         network = self.world.network
@@ -195,12 +202,12 @@ class History:
         self.world.damage = 0.0
         for host in range(self.hosts):
             network.hurt_disk(host)
-            if host not in network.peers or not network.peers[host].alive:
-                self.world.start(host)
-            elif network.peers[host].frozen:
-                network.thaw(host)
+        for peer in network.alive:
+            if peer.frozen:
+                network.thaw(peer.host)
         end = network.now + HEALING
         while network.now < end:
+            self.start_missing()  # again and again: one that finds damage of earlier leaves as soon as it thaws
             network.run_until(network.now + 0.25)
             if network.agreed:
                 steps = [p.replica.mark.step for p in self.world.living()]
