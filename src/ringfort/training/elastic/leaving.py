@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from ringfort.transport.locks import Signal, Thread
 
@@ -74,16 +74,30 @@ class Farewell:
     program may go on for long, and the others would wait for it.
     """
 
+    _pending: ClassVar[set[Farewell]] = set()
+
     def __init__(self, leave: Callable[[], None]) -> None:
         """Call `leave` in a thread, unless `cancel` comes first."""
         self._leave = leave
         self._cancelled = Signal()
+        self._pending.add(self)
         Thread(self._run, name="ringfort-farewell").start()
 
     def cancel(self) -> None:
         """The program has left."""
+        self._pending.discard(self)
         self._cancelled.send()
 
+    @classmethod
+    def hurry(cls) -> None:
+        """Leave all runs that the program has left the loop of. A run that it begins now may be the same one, and would
+        take this program for one that is still at work in it."""
+        for one in tuple(cls._pending):
+            one._leave()
+
     def _run(self) -> None:
-        if not self._cancelled.wait(_WORD):
-            self._leave()
+        try:
+            if not self._cancelled.wait(_WORD):
+                self._leave()
+        finally:
+            self._pending.discard(self)

@@ -69,8 +69,12 @@ class Participant:
         self.local = LocalSum()
         self.checkpoints = RunCheckpoints(options.checkpoint, options.every, options.keep, options.name, f"{data}")
         self.origin = Origin(state, self.checkpoints, journal.say)
-        self.replica = Replica(data, self.origin.result, self._digest, sample_of)
+        self.replica = Replica(data, self.origin.result, self._digest, self._sample)
         self.replica.saved = self.origin.step
+        self._sampled: tuple[Result, int] | None = None
+        """The result that was compared with the others' last, and the digest of its sample."""
+        self._lent: Result | None = None
+        """The result that the program has got as a mean."""
         self.is_leaving = False
         self.absence = Absence()
         self.was_slow = False
@@ -118,6 +122,7 @@ class Participant:
             raise self._error
         self.meter.called()
         try:
+            self._take_back()
             found = next(self._script, None)
         except Exception as exc:
             if getgeneratorstate(self._script) == GEN_RUNNING:  # so the error only says that another thread is in it
@@ -168,7 +173,19 @@ class Participant:
                 raise InvalidArgumentError("step", done.result.step, "no micro-batch was computed here")
             self.local.clear()
             return self.local.mean(self.local.buffers, 1.0)
+        if done.weight == 1:
+            self._lent = done.result
         return self.local.mean(done.result.payload, done.weight)
+
+    def _take_back(self) -> None:
+        """Raise `InvalidArgumentError` if the program has written into a mean that is the result itself, which other
+        machines may still need. Its arrays cannot be written, but tensors that torch makes of them can."""
+        lent, self._lent = self._lent, None
+        if lent is not None and self._sampled is not None:
+            result, digest = self._sampled
+            if result is lent and sample_of(result) != digest:
+                why = "was changed in place; other machines need it as it was, so change a copy"
+                raise InvalidArgumentError("step.mean()", f"the mean of step {lent.step}", why)
 
     @property
     def raises_nonfinite(self) -> bool:
@@ -349,6 +366,11 @@ class Participant:
         return Done(result, weight, loss, is_finite)
 
     # --- called by the replica ----------------------------------------------------------------------------------------
+
+    def _sample(self, result: Result) -> int:
+        digest = sample_of(result)
+        self._sampled = result, digest
+        return digest
 
     def _digest(self, result: Result, me: int, size: int) -> int:
         digest, self.replica.is_finite = inspect(result, me, size)

@@ -14,6 +14,7 @@ from __future__ import annotations
 import logging
 import operator
 import os
+import sys
 import time
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
@@ -52,6 +53,8 @@ class ElasticRun:
         self._options = options
         self._journal = Journal(_log.log)
         self._participant: Participant | None = None
+        self._pid = os.getpid()
+        """The process that is in the run."""
         self._signals = LeaveOnSignal(self._asked_to_leave)
         self._is_entered = False
         self._is_closed = False
@@ -84,8 +87,10 @@ class ElasticRun:
 
     def _steps(self, total: int, data: Data) -> Iterator[Step]:
         why = _STOPPED
+        Farewell.hurry()
         self._signals.install()
         try:
+            self._pid = os.getpid()
             self._participant = participant = Participant(self._options, self.state, data, total, self._journal)
             participant.open()  # not before it can be closed: an interrupt may come at any moment
             while (first := participant.advance()) is not None:
@@ -98,7 +103,9 @@ class ElasticRun:
             else:
                 why = "it leaves"
         except GeneratorExit:
-            if self._is_entered:  # a `break`, or an error in the loop: only `__exit__` is told which
+            # A `break`, or an error in the loop: only `__exit__` is told which. At the end of the program no thread can
+            # start any more.
+            if self._is_entered and not sys.is_finalizing():
                 self._farewell = Farewell(lambda: self._leave(_STOPPED))
                 why = ""
             raise
@@ -190,6 +197,8 @@ class ElasticRun:
 
     def _leave(self, why: str) -> None:
         """Leave the run, if this program is in it. The first reason counts."""
+        if os.getpid() != self._pid:  # in a forked child, where a thread that is gone may have taken the lock
+            return
         with self._leaving:
             if self._participant is not None:
                 self._participant.close(why)

@@ -54,6 +54,11 @@ class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return int.from_bytes(self.number, "little", signed=True) if self.number else self.value
 
     @property
+    def is_none(self) -> bool:
+        """Whether it is None, which stands for a leaf that is not there yet."""
+        return not self.kind and self.plain() is None
+
+    @property
     def place(self) -> slice:
         """Where the array is in the image."""
         return slice(self.offset, self.offset + self.nbytes)
@@ -113,8 +118,9 @@ class StateTree:
         if not isinstance(tree, (dict, list)):
             raise InvalidArgumentError("state", type(tree).__name__, "must be a dict or a list of arrays and numbers")
         self._tree = cast("Any", tree)
-        self._first = {entry.path for entry in self.manifest().entries}
-        """The leaves that the program began with. Those that came later may be missing in an earlier image."""
+        self._first = {entry.path for entry in self.manifest().entries if not entry.is_none}
+        """The leaves that the program began with. Those that came later, in the place of None too, may be missing in an
+        earlier image."""
 
     def manifest(self) -> Manifest:
         """Return what an image would contain now, without hashes."""
@@ -155,7 +161,7 @@ class StateTree:
             return f"the manifest is invalid: {exc}"
         if type(own.tree) is not type(manifest.tree):
             return f"state is a {type(own.tree).__name__} here and a {type(manifest.tree).__name__} there"
-        absent = {entry.path for entry in own.entries if not entry.kind and entry.plain() is None}
+        absent = {entry.path for entry in own.entries if entry.is_none}
         theirs = manifest.leaves()
         needed = {path: what for path, what in own.leaves().items() if path in self._first and path not in absent}
         return _first_difference(needed, {path: what for path, what in theirs.items() if path in needed})

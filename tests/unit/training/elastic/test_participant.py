@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import ringfort
 from ringfort.config import AutoDiscoveryConfig
 from ringfort.errors import InvalidArgumentError
 from ringfort.training.elastic.dealing import Data
@@ -83,3 +84,27 @@ def test_a_step_of_padding_alone_is_skipped_by_everybody_who_applies_it(run: Par
     result = Result("b@1", 1, 8, sums)
     assert inspect(result, 0, 1)[1]  # an error for non-finite gradients would be a wrong one
     assert run.done(result, is_finite=True).is_empty
+
+
+@pytest.mark.parametrize("size", [3, 100_000])
+def test_a_mean_that_was_changed_in_place_is_an_error_if_it_is_the_result_itself(size: int) -> None:
+    state, applied = {"w": np.zeros(size)}, list[int]()
+    config = AutoDiscoveryConfig(interfaces=["127.0.0.1"])
+
+    def train(batch: int) -> None:
+        with ringfort.elastic(state, nodes="1:", name=f"alone-{batch}", config=config) as run:
+            for step in run.steps(3, samples=batch, batch=batch, microbatch=batch):
+                for _ in step:
+                    step.add({"w": np.ones(size)})
+                mean = step.mean()["w"]
+                state["w"] += mean
+                if step.number == 2:
+                    mean.flags.writeable = True  # what torch.from_numpy does, in effect
+                    mean *= 0.5
+                applied.append(step.number)
+
+    with pytest.raises(InvalidArgumentError, match=r"^step\.mean\(\)=.*of step 2.*change a copy"):
+        train(8)
+    assert applied == [1, 2]
+    train(6)  # the mean has its own memory
+    assert applied == [1, 2, 1, 2, 3]

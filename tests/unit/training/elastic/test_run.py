@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from typing import Any
 
 import numpy as np
@@ -88,6 +90,58 @@ def test_after_a_break_the_program_leaves_although_it_goes_on(participant: Parti
             break
         assert participant.has_left.wait(LIMIT)
     assert set(participant.reasons) == {"its program has stopped"}
+
+
+def test_after_a_break_the_run_is_left_before_another_begins(
+    participant: Participant, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    second = Participant()
+
+    def begin(*_: Any) -> Participant:
+        assert participant.has_left.is_set()
+        return second
+
+    with ringfort.elastic({"w": np.zeros(2)}) as run:
+        for _ in steps(run):
+            break
+        monkeypatch.setattr(run_module, "Participant", begin)
+        with ringfort.elastic({"w": np.zeros(2)}) as other:
+            assert len(list(steps(other))) == 3
+
+
+def test_a_child_that_was_forked_while_its_parent_leaves_does_not_wait_for_that(
+    participant: Participant, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, may_end = Event(), Event()
+
+    def close(why: str) -> None:
+        begun.set()
+        assert may_end.wait(LIMIT)
+
+    monkeypatch.setattr(participant, "close", close)
+    with ringfort.elastic({"w": np.zeros(2)}) as run:
+        for _ in steps(run):
+            break
+        assert begun.wait(LIMIT)
+        child = os.fork()
+        if child == 0:
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+            signal.alarm(int(LIMIT))
+            run.__exit__(None, None, None)
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+        may_end.set()
+
+
+def test_a_break_when_no_thread_can_start_any_more_leaves_at_once(
+    participant: Participant, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with ringfort.elastic({"w": np.zeros(2)}) as run:
+        with monkeypatch.context() as patch:
+            patch.setattr("sys.is_finalizing", lambda: True)
+            for _ in steps(run):
+                break
+        assert participant.reasons == ["its program has stopped"]
 
 
 def test_a_run_that_is_no_context_is_left_at_once(participant: Participant) -> None:

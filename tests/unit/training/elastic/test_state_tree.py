@@ -343,6 +343,16 @@ def test_none_stands_for_what_is_not_there_yet() -> None:
     assert_same(state, {"w": np.ones(2), "m": np.ones(2), "v": [{"a": 1}]})
 
 
+@pytest.mark.parametrize("later", [np.ones(3), 5, {"a": np.ones(2)}, [1, np.ones(1)]])
+def test_what_came_in_the_place_of_none_is_none_again_in_an_image_from_before(later: Any) -> None:
+    tree = {"w": np.zeros(2), "momentum": None}
+    state = StateTree(tree)
+    image = state.image()
+    tree["momentum"] = later
+    state.load(sent(image))
+    assert tree["momentum"] is None
+
+
 def test_a_tuple_that_came_later_becomes_a_list() -> None:
     state: dict[str, Any] = {}
     StateTree(state).load(sent(StateTree({"pair": (np.ones(1), np.ones(2))}).image()))
