@@ -339,8 +339,11 @@ def test_a_dead_rank_ends_the_calls_to_it_and_no_others(three: list[RpcAgent]) -
     calls = [three[0].rpc_async(2, "hang") for _ in range(3)]
     assert begun.wait(20)
     hold_open = three[0].rpc_async(1, "later", 3)
-    threading.Timer(0.05, hold.set).start()  # so that closing it need not wait
-    three[2].drop()
+    ending = threading.Thread(target=three[2].drop)  # it waits for what it serves
+    ending.start()
+    until(lambda: not three[0].is_alive(2), "rank 0 has not noticed")
+    hold.set()
+    ending.join(20)
     for call in calls:
         with pytest.raises(RpcPeerLostError, match="rank 2") as caught:
             call.result(20)

@@ -3,7 +3,7 @@
 agent.py       the public class; it connects the parts below
 client.py      makes calls; calls.py is the table of those that have not ended
 serving.py     runs functions for others; pool.py has the threads, functions.py checks the arguments
-references.py  values that stay with their owner
+references.py  values that stay with their owner; owned.py counts who holds those of this rank
 network.py     moves bytes over link.py, and that over protocol.py and outbound.py, which are pure
 values.py, requests.py  what the bytes mean
 """
@@ -24,7 +24,7 @@ from ringfort.rpc.functions import Function
 from ringfort.rpc.link import PeerLink
 from ringfort.rpc.mapping import MapProgress, run_map
 from ringfort.rpc.network import CLOSED, Network
-from ringfort.rpc.protocol import Cancelled, Count, Event, Head, Kind, Message
+from ringfort.rpc.protocol import Cancelled, Count, Event, Head, Kind, Lost, Message
 from ringfort.rpc.references import References, RRef
 from ringfort.rpc.serving import ServedCall, Serving, current
 
@@ -255,7 +255,7 @@ class RpcAgent:
 
     def _admit(self, link: PeerLink, head: Head) -> bool:
         # From here on this rank holds the references, whether it takes the message or not.
-        references: list[object] = [RRef(self._references, name) for name in head.references] if head.references else []
+        references: list[object] = [RRef(self._references, name, link.peer) for name in head.references]
         if head.kind is Kind.REQUEST:
             return self._serving.admit(link, head, references)
         return self._client.admit(link.peer, head, references)
@@ -263,8 +263,8 @@ class RpcAgent:
     def _on_event(self, link: PeerLink, event: Event) -> None:
         if isinstance(event, Message):
             (self._serving if event.kind is Kind.REQUEST else self._client).take(link.peer, event)
-        elif isinstance(event, Count):
-            wrong = self._references.count(event, link.peer)
+        elif isinstance(event, Count | Lost):
+            wrong = self._references.hear(event, link.peer)
             if wrong:
                 link.mark_broken(wrong)
         elif isinstance(event, Cancelled):
@@ -273,13 +273,13 @@ class RpcAgent:
             link.mark_broken("it closed its agent")
 
     def _on_lost(self, peer: int) -> None:
-        self._serving.lost(peer)
+        making = self._serving.lost(peer)
         self._client.lost(peer)
-        self._references.lost(peer)
+        self._references.lost(peer, making)
 
     def _expire(self, now: float) -> float:
         due = self._client.calls.expire(now)
-        return min(due, now + _LETS_GO) if self._references.let_go() else due
+        return min(due, now + _LETS_GO) if self._references.work() else due
 
     # --- state ----------------------------------------------------------------------------------------------------
 
@@ -290,7 +290,7 @@ class RpcAgent:
             self._serving.calls,
             self._serving.pool.queued,
             self._serving.held,
-            len(self._references),
+            len(self._references.owned),
             sum(link.inbound.arriving for link in self._network.links.values() if link.is_open),
         )
 

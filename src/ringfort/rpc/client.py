@@ -119,7 +119,7 @@ class Client:
         seconds = self.seconds(timeout)
         if name.owner != self.references.rank:
             return self.wait(self.call(name.owner, FETCH, (name.creator, name.number), {}, seconds))
-        outcome = self.references.outcome(name, self.references.rank)
+        outcome = self.references.owned.outcome(name, self.references.rank)
         try:
             value = outcome.result(seconds)
         except FutureTimeoutError as exc:

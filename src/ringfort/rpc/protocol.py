@@ -53,6 +53,8 @@ class Kind(IntEnum):
     """A reference has one holder more or less: see `Count`."""
     GOODBYE = 6
     """The sender closes its agent."""
+    LOST = 7
+    """The sender has lost a rank: see `Lost`."""
 
 
 class Reference(NamedTuple):
@@ -64,11 +66,20 @@ class Reference(NamedTuple):
 
 
 class Count(NamedTuple):
-    """Tells the owner that `user` holds the reference `delta` times more."""
+    """Tells the owner that `user` holds the reference `delta` times more. It was given it by `giver`, or counts it in
+    its own name if both are the same rank."""
 
     reference: Reference
     user: int
+    giver: int
     delta: int
+
+
+class Lost(NamedTuple):
+    """The connection of `rank` to the sender, or to the receiver, is lost. What the sender holds of the receiver's
+    values and was given by `rank`, it has counted in its own name."""
+
+    rank: int
 
 
 class Message(NamedTuple):
@@ -85,18 +96,23 @@ class Message(NamedTuple):
         return sum(map(len, self.buffers))
 
 
-COUNT = Struct("<IIQIi")
+COUNT = Struct("<IIQIIi")
 
 
 def pack_count(count: Count) -> bytes:
     """Return the control frame for `count`."""
-    body = COUNT.pack(*count.reference, count.user, count.delta)
+    body = COUNT.pack(*count.reference, count.user, count.giver, count.delta)
     return HEADER.pack(Kind.COUNT, 0, 0, 0, 0, len(body), 0) + body
 
 
 def pack_cancel(call: int, *, of_response: bool = False) -> bytes:
     """Return the control frame that gives a call up, or says that no more of its response comes."""
     return HEADER.pack(Kind.CANCEL, OF_RESPONSE if of_response else 0, 0, 0, 0, 0, call)
+
+
+def pack_lost(lost: Lost) -> bytes:
+    """Return the control frame for `lost`."""
+    return HEADER.pack(Kind.LOST, 0, 0, 0, 0, 0, lost.rank)
 
 
 def pack_goodbye() -> bytes:
@@ -127,7 +143,7 @@ class Cancelled(NamedTuple):
     call: int
 
 
-Event = Message | Count | Cancelled | Kind
+Event = Message | Count | Lost | Cancelled | Kind
 """What can arrive. Of the kinds only GOODBYE is an event."""
 Admit = Callable[[Head], bool]
 """Called once for every message that begins. Returns whether to keep it; otherwise its bytes are read and dropped."""
@@ -285,7 +301,9 @@ class Inbound:
         elif kind is Kind.COUNT:
             if len(body) != COUNT.size:
                 raise ProtocolError(f"Invalid frame: a count has {len(body)} bytes, not {COUNT.size}")
-            *reference, user, delta = COUNT.unpack(body)
-            self.events.append(Count(Reference(*reference), user, delta))
+            *reference, user, giver, delta = COUNT.unpack(body)
+            self.events.append(Count(Reference(*reference), user, giver, delta))
+        elif kind is Kind.LOST:
+            self.events.append(Lost(call))
         else:
             self.events.append(kind)

@@ -1,34 +1,32 @@
-"""`RRef`: a reference to a value that stays with the rank that made it, and the count of its holders.
+"""`RRef`: a reference to a value that stays with the rank that made it, and this rank's holds on such values.
 
-The owner counts for each rank how often it holds a reference, and frees the value when no rank does. The invariant of
-this file: **a rank that passes a reference on tells the owner first, in the name of the receiver, and before it lets
+The owner counts how often each rank holds a reference, and frees the value when no rank does (owned.py). The invariant
+of this file: **a rank that passes a reference on tells the owner first, in the name of the receiver, and before it lets
 its own reference go.** Both messages go over one link, in order, so the owner never counts zero while a reference is on
-its way. A receiver that lets go at once may be heard earlier, over another link: a count below zero waits for its rise.
-
-How many values one rank may have this one keep is bounded (`RpcConfig.max_references`). A value beyond the bound is not
-made: the rank that asked gets an `RpcOverloadedError` and lets go at once. A rank that goes far beyond the bound breaks
-the protocol, and its link is closed.
+its way.
 
 A message's references are listed in its first frame. The rank that reads this frame holds them from then on, whether it
-takes the message or not; the sender takes them back if nothing of the message was sent. A lost rank holds nothing.
+takes the message or not; the sender takes them back if nothing of the message was sent.
+
+**Lost connections.** If the rank that passed a reference on, its giver, has lost the owner or the receiver, nobody
+knows which of the two messages was read. So the receiver puts it right: it counts in its own name what it still holds
+from this giver, and then sends the owner a `Lost`, after which the owner forgets what the giver told. A rank does this
+for all owners when it loses a rank, and for one owner when a giver says that it has lost that owner; so whoever loses a
+rank tells all others. When a rank dies nothing is left of it, and no value is freed that another rank still holds.
 """
 
 from __future__ import annotations
 
-import threading
-from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
 from itertools import count
-from typing import Any, Final
+from typing import Any
 from weakref import ref
 
 from ringfort.errors import InvalidArgumentError, InvalidMessageError, RpcOverloadedError
-from ringfort.rpc.protocol import Count, Reference, pack_count
-from ringfort.rpc.requests import invalid
-
-SLACK: Final = 65536
-"""References beyond the bound that are still counted: those of calls whose callers are about to be refused."""
+from ringfort.rpc.owned import OwnedValues
+from ringfort.rpc.protocol import Count, Lost, Reference, pack_count, pack_lost
 
 
 class RRef:
@@ -42,11 +40,11 @@ class RRef:
         rref.to_here()                              # a copy
     """
 
-    def __init__(self, references: References, name: Reference) -> None:
-        """Hold a reference that the owner already counts. `RpcAgent.remote` is how programs get one."""
+    def __init__(self, references: References, name: Reference, giver: int) -> None:
+        """Hold a reference that `giver` has told the owner of. `RpcAgent.remote` is how programs get one."""
         self._references = references
         self._name = name
-        self._hold = references.hold(self, name)
+        self._hold = references.hold(self, name, giver)
         self.created: Future[Any] | None = None
         """At the rank that asked for the value: done when the owner has it."""
 
@@ -83,25 +81,16 @@ class RRef:
 class _Hold(ref[RRef]):
     """One hold on a value, which outlives its `RRef`. It may be given up before the `RRef` is gone."""
 
-    __slots__ = ("is_over", "name")
+    __slots__ = ("giver", "is_over", "name")
 
     name: Reference
+    giver: int
+    """The rank in whose name the owner counts it: the one that passed the reference on, or this one."""
     is_over: bool
 
 
-class _Entry:
-    """A value that this rank owns, or will own."""
-
-    def __init__(self, teller: int) -> None:
-        self.teller = teller
-        """The rank that mentioned it first."""
-        self.holders: Counter[int] = Counter()
-        self.outcome: Future[Any] = Future()
-        """The value, or a `Failure`."""
-
-
 class References:
-    """The values of this rank that others may hold, and its own holds on the values of others."""
+    """This rank's holds on values, its own and those of others."""
 
     fetch: Callable[[Reference, float | None], Any]
     """Gets the value of a reference, within a timeout. The agent sets it."""
@@ -109,40 +98,39 @@ class References:
     def __init__(
         self, rank: int, post: Callable[[int, bytes], None], wake: Callable[[], None], *, world_size: int, most: int
     ) -> None:
-        """`post` sends a control frame to a rank, `wake` makes the agent's thread call `let_go`. `most` values are kept
+        """`post` sends a control frame to a rank, `wake` makes the agent's thread call `work`. `most` values are kept
         for each other rank."""
         self.rank = rank
-        self.most = most
+        self.owned = OwnedValues(rank, world_size=world_size, most=most)
         self._world_size = world_size
-        self._told: Counter[int] = Counter()  # how many values are kept or expected because each rank mentioned them
         self._post = post
         self._wake = wake
+        self._is_closed = False
         self._numbers = count(1)
-        self._entries: dict[Reference, _Entry] = {}
-        self._lost: set[int] = set()
-        self._lock = threading.RLock()
         # Python may collect an `RRef` anywhere, under any lock, and swallows what is raised meanwhile (see
         # transport/finalisers.py). So only `deque.append`, which is written in C, runs then; the agent's thread looks
         # at the deque later.
         self._holds: set[_Hold] = set()
         self._dropped: deque[_Hold] = deque()
-
-    def __len__(self) -> int:
-        return len(self._entries)
+        self._apart: deque[tuple[int, int]] = deque()  # what `work` is to do: a rank, and another that it has lost
 
     # --- holding --------------------------------------------------------------------------------------------------
 
     def new(self, owner: int) -> RRef:
         """Return a reference to a value that `owner` is about to be asked to make."""
         name = Reference(owner, self.rank, next(self._numbers))
-        self._tell(Count(name, self.rank, 1))
-        return RRef(self, name)
+        self._tell(Count(name, self.rank, self.rank, 1))
+        return RRef(self, name, self.rank)
 
-    def hold(self, rref: RRef, name: Reference) -> _Hold:
+    def hold(self, rref: RRef, name: Reference, giver: int) -> _Hold:
         """Notice when `rref` is gone."""
         hold = _Hold(rref, self._dropped.append)
-        hold.name, hold.is_over = name, False
+        hold.name, hold.giver, hold.is_over = name, giver, False
         self._holds.add(hold)
+        # In this order: `work` first notes who has parted and then looks for holds, so one of the two sees the other.
+        if (giver, name.owner) in self.owned.parted:
+            self._apart.append((giver, name.owner))
+            self._wake()
         if len(self._holds) == 1:
             self._wake()  # the thread must look from now on
         return hold
@@ -161,13 +149,18 @@ class References:
 
         created.add_done_callback(release_if_refused)
 
-    def let_go(self) -> bool:
-        """Tell the owners of `RRef`s that are gone. For the agent's thread; return whether it must look again."""
+    def work(self) -> bool:
+        """Tell owners what has changed. For the agent's thread; return whether it must look again."""
+        while self._apart:
+            peer, lost = self._apart.popleft()
+            self.owned.part(peer, lost)
+            self._adopt(peer, lost)
+            self._send(lost, pack_lost(Lost(peer)))
         while self._dropped:
             hold = self._dropped[0]
             if hold in self._holds:  # otherwise it was given up before its `RRef` was gone
                 self._holds.remove(hold)
-                self._tell(Count(hold.name, self.rank, -1))
+                self._tell(Count(hold.name, self.rank, hold.giver, -1))
             self._dropped.popleft()
         return bool(self._holds)
 
@@ -185,91 +178,50 @@ class References:
         """Tell the owners that the rank `to` holds these references, before it is sent them. With a `delta` of -1, take
         them back."""
         for name in names:
-            self._tell(Count(name, to, delta))
+            self._tell(Count(name, to, self.rank, delta))
 
     def _tell(self, told: Count) -> None:
         if told.reference.owner == self.rank:
-            self.count(told, self.rank)
+            self.owned.count(told, self.rank)
         else:
-            self._post(told.reference.owner, pack_count(told))
+            self._send(told.reference.owner, pack_count(told))
 
-    # --- owning ---------------------------------------------------------------------------------------------------
+    def _send(self, peer: int, frame: bytes) -> None:
+        if not self._is_closed:  # else the others are about to lose this rank, and its goodbye must be the last frame
+            self._post(peer, frame)
 
-    def count(self, told: Count, teller: int) -> str:
-        """The rank `teller` says that a value of this rank has one holder more, or one less. Return what is wrong with
-        that if it breaks the protocol, else an empty string."""
-        name, user, delta = told
-        with self._lock:
-            if user in self._lost or name.owner != self.rank:
-                return ""
-            if not 0 <= user < self._world_size:
-                return f"it sent a count for rank {user}, which does not exist"
-            if name not in self._entries and teller != self.rank and self._told[teller] >= self.most + SLACK:
-                return f"it keeps asking for values to be kept: max_references here is {self.most}"
-            entry = self._entry(name, teller)
-            entry.holders[user] += delta
-            if not entry.holders[user]:
-                del entry.holders[user]
-            self._free(name)
+    # --- what others tell -----------------------------------------------------------------------------------------
+
+    def hear(self, told: Count | Lost, teller: int) -> str:
+        """Take what the rank `teller` says. Return what is wrong with that if it breaks the protocol, else an empty
+        string."""
+        if isinstance(told, Count):
+            return self.owned.count(told, teller)
+        if not 0 <= told.rank < self._world_size:
+            return f"it has lost rank {told.rank}, which does not exist"
+        if told.rank != self.rank and (teller, told.rank) not in self.owned.parted:
+            self._apart.append((teller, told.rank))
+            self._wake()
         return ""
 
-    def is_full_for(self, peer: int) -> bool:
-        """Whether `peer` has this rank keep more than it may. A rank may keep its own values without a bound."""
-        return peer != self.rank and self._told[peer] > self.most
+    def lost(self, peer: int, making: Collection[Reference] = ()) -> None:
+        """`peer` is lost: nothing more comes from it. For the agent's thread. `making` has the values that `peer` asked
+        for and that are still being made."""
+        self._adopt(peer, None)
+        for other in range(self._world_size):
+            if other not in (self.rank, peer):
+                self._send(other, pack_lost(Lost(peer)))
+        self.owned.lost(peer, making)
 
-    def _entry(self, name: Reference, teller: int) -> _Entry:
-        entry = self._entries.get(name)
-        if entry is None:
-            entry = self._entries[name] = _Entry(teller)
-            self._told[teller] += 1
-        return entry
-
-    def lost(self, peer: int) -> None:
-        """Free what only `peer` held."""
-        with self._lock:
-            self._lost.add(peer)
-            for name, entry in tuple(self._entries.items()):
-                if entry.holders.pop(peer, None) is not None or name.creator == peer:
-                    self._free(name)
-
-    def _free(self, name: Reference) -> None:
-        """Drop a value that no rank holds. `_lock` is held."""
-        entry = self._entries.get(name)
-        if entry is not None and not entry.holders:
-            del self._entries[name]
-            self._told[entry.teller] -= 1
-            _set(entry.outcome, invalid(f"no rank holds reference {name} any more"))
-
-    def fulfil(self, name: Reference, result: Any) -> None:
-        """Set the value that was asked for, or a `Failure`. If no rank holds it any more it is dropped."""
-        with self._lock:
-            entry = self._entries.get(name)
-        if entry is not None:
-            _set(entry.outcome, result)
-
-    def outcome(self, name: Reference, asker: int) -> Future[Any]:
-        """The value, when there is one, for the rank `asker`. The request that makes it may still be on its way."""
-        with self._lock:
-            if name.creator in self._lost and name not in self._entries:
-                gone: Future[Any] = Future()
-                gone.set_result(invalid(f"rank {name.creator}, which asked for this value, is lost"))
-                return gone
-            return self._entry(name, asker).outcome
-
-    def forget(self, name: Reference) -> None:
-        """The rank that asked for the value has given up."""
-        with self._lock:
-            self._free(name)
+    def _adopt(self, giver: int, owner: int | None) -> None:
+        """Count in this rank's own name what it holds from `giver`, of one owner or of all. For the agent's thread,
+        which also lets go: so each hold is let go in the name in which it is counted."""
+        for hold in tuple(self._holds):
+            if hold.giver == giver and owner in (None, hold.name.owner):
+                hold.giver = self.rank
+                self._tell(Count(hold.name, self.rank, self.rank, 1))
 
     def close(self) -> None:
-        """Free everything."""
-        with self._lock:
-            entries, self._entries = self._entries, {}
-            self._told.clear()
-        for entry in entries.values():
-            _set(entry.outcome, invalid("the owner has closed its agent"))
-
-
-def _set(outcome: Future[Any], result: Any) -> None:
-    if not outcome.done():
-        outcome.set_result(result)
+        """Free everything, and tell others nothing more."""
+        self._is_closed = True
+        self.owned.close()

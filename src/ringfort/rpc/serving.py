@@ -140,8 +140,8 @@ class Serving:
         call.deadline = time.monotonic() + request.timeout
         if request.keep:
             call.keep = Reference(self._references.rank, peer, request.keep)
-            if self._references.is_full_for(peer):
-                why = f"it keeps max_references={self._references.most} values for this rank"
+            if self._references.owned.is_full_for(peer):
+                why = f"it keeps max_references={self._references.owned.most} values for this rank"
                 self._end(call, requests.overloaded(why))
                 return
         if request.name == requests.FETCH:
@@ -162,12 +162,14 @@ class Serving:
         elif not call.is_running and call.keep is None:
             self._forget(call)
 
-    def lost(self, peer: int) -> None:
-        """Give up the calls of a rank that is lost."""
-        for call in tuple(self._calls[peer].values()):
+    def lost(self, peer: int) -> set[Reference]:
+        """Give up the calls of a rank that is lost. Return the values that are still being made."""
+        calls = tuple(self._calls[peer].values())
+        for call in calls:
             call.cancel()
             if call.keep is None:
                 self._forget(call)
+        return {call.keep for call in calls if call.keep is not None}
 
     # --- running --------------------------------------------------------------------------------------------------
 
@@ -250,8 +252,8 @@ class Serving:
             self._end(call, requests.invalid(exc))
             return
         reference = Reference(self._references.rank, creator, number)
-        outcome = self._references.outcome(reference, call.peer)
-        call.stop = lambda: self._references.forget(reference)
+        outcome = self._references.owned.outcome(reference, call.peer)
+        call.stop = lambda: self._references.owned.forget(reference)
         outcome.add_done_callback(lambda done: self._end(call, done.result()))
 
     # --- responses out --------------------------------------------------------------------------------------------
@@ -259,7 +261,7 @@ class Serving:
     def _end(self, call: ServedCall, result: Any) -> None:
         """Keep what is to be kept, and answer if somebody waits. `result` is a value or a `Failure`."""
         if call.keep is not None:
-            self._references.fulfil(call.keep, result)
+            self._references.owned.fulfil(call.keep, result)
             result = result if isinstance(result, requests.Failure) else None
         if self._calls[call.peer].get(call.number) is not call or call.is_cancelled or not call.link.is_open:
             self._forget(call)

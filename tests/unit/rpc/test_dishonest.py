@@ -26,6 +26,7 @@ from ringfort.rpc.protocol import (
     pack_cancel,
     pack_count,
 )
+from ringfort.rpc.references import RRef
 from ringfort.rpc.requests import Request, overloaded
 from tests.helpers.agents import PATIENCE, agents, until
 
@@ -216,11 +217,75 @@ def test_more_references_than_a_rank_keeps_are_refused_there_and_others_work_whe
 def test_a_rank_that_counts_references_without_end_is_lost_and_nothing_of_it_is_kept(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("ringfort.rpc.references.SLACK", 10)
+    monkeypatch.setattr("ringfort.rpc.owned.SLACK", 10)
     with agents(3, config=RpcConfig(max_references=5)) as (flooder, server, other):
         server.register("one", lambda: 1)
         for number in range(100):
-            flooder._network.post(1, pack_count(Count(Reference(1, 0, number), 0, 1)))
+            flooder._network.post(1, pack_count(Count(Reference(1, 0, number), 0, 0, 1)))
         until(lambda: not server.is_alive(0), "it goes on to be heard")
         until(lambda: server.stats().references == 0, "what it asked for is kept")
         assert other.rpc_sync(1, "one") == 1
+
+
+# --- a rank that dies while it passes a reference on ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("owner", [1, 2])
+@pytest.mark.parametrize("sent", ["count", "message"])
+def test_of_a_reference_that_was_half_passed_on_nothing_is_left(sent: str, owner: int) -> None:
+    with agents(4) as all_agents:
+        giver = all_agents[0]
+        all_agents[owner].register("one", lambda: 1)
+        rref = giver.remote(owner, "one")
+        assert rref.to_here() == 1
+        name = giver._references.name_of(rref)
+        assert name is not None
+        if sent == "count":
+            giver._references.give([name], 1)
+        else:
+            giver._network.post(1, part(99, name))
+            until(lambda: all_agents[1].stats().arriving == 1, "it has not come")
+        assert giver.rpc_sync(owner, "one") == 1  # what was sent before has come
+        giver.drop()
+        del rref
+        until(lambda: all_agents[owner].stats().references == 0, "it is kept for nobody")
+
+
+def test_who_was_given_a_reference_by_a_rank_that_dies_has_it_even_if_the_owner_was_not_told() -> None:
+    with agents(4) as (giver, taker, owner, _):
+        kept: list[RRef] = []
+        taker.register("keep", kept.append)
+        owner.register("one", lambda: 1)
+        rref = giver.remote(2, "one")
+        assert rref.to_here() == 1
+        name = giver._references.name_of(rref)
+        assert name is not None
+        encoded = values.Encoded(Request("keep", PATIENCE, 0, [rref], {}), giver._references.name_of)
+        request(giver, 1, encoded.buffers, name).result(PATIENCE)
+        giver.drop()
+        del rref
+        until(lambda: not owner.is_alive(0) and (3, 0) in owner._references.owned.parted, "the loss is not heard of")
+        until(lambda: (1, 0) in owner._references.owned.parted, "the loss is not heard of")
+        assert kept[0].to_here() == 1
+        kept.clear()
+
+
+@pytest.mark.parametrize("is_asked", [True, False])
+def test_what_a_rank_asked_for_that_died_is_made_if_the_owner_has_its_request(is_asked: bool) -> None:
+    with agents(3) as (giver, taker, owner):
+        kept: list[RRef] = []
+        begun, gate = threading.Event(), threading.Event()
+        taker.register("keep", kept.append)
+        owner.register("work", lambda: (begun.set(), gate.wait(PATIENCE), 1)[2])
+        rref = giver.remote(2, "work") if is_asked else giver._references.new(2)
+        assert not is_asked or begun.wait(PATIENCE)
+        giver.rpc_sync(1, "keep", rref)
+        giver.drop()
+        del rref
+        gate.set()
+        if is_asked:
+            assert kept[0].to_here() == 1
+        else:
+            with pytest.raises(InvalidMessageError, match="rank 0, which asked for this value, is lost"):
+                kept[0].to_here()
+        kept.clear()

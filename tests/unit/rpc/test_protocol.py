@@ -17,11 +17,13 @@ from ringfort.rpc.protocol import (
     Head,
     Inbound,
     Kind,
+    Lost,
     Message,
     Reference,
     pack_cancel,
     pack_count,
     pack_goodbye,
+    pack_lost,
 )
 
 references = st.builds(Reference, st.integers(0, 2**32 - 1), st.integers(0, 2**32 - 1), st.integers(0, 2**64 - 1))
@@ -181,8 +183,8 @@ def test_a_response_that_was_given_up_is_no_cancel_of_a_request_of_the_same_numb
 
 def test_other_frames_come_as_they_were_sent() -> None:
     inbound = Inbound(lambda _: True)
-    count = Count(Reference(1, 2, 3), 4, -1)
-    assert feed(inbound, pack_count(count) + pack_goodbye()) == [count, Kind.GOODBYE]
+    count, lost = Count(Reference(1, 2, 3), 4, 5, -1), Lost(6)
+    assert feed(inbound, pack_count(count) + pack_lost(lost) + pack_goodbye()) == [count, lost, Kind.GOODBYE]
 
 
 def test_a_message_without_a_byte_arrives() -> None:

@@ -1,246 +1,209 @@
-"""Who holds a reference, however the messages about it overtake each other."""
+"""Who holds a reference, however the messages about it overtake each other, and whoever dies meanwhile."""
 
 from __future__ import annotations
 
-from collections import deque
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from hypothesis import example, given, strategies as st
 
-from ringfort.rpc.protocol import Count, Inbound, Reference
-from ringfort.rpc.references import References, RRef
-from ringfort.rpc.requests import Failure
+from ringfort.rpc.protocol import Count, Lost, Reference
+from tests.helpers.reference_world import World
 
-RANKS = 3
-
-
-class Wire:
-    """What one rank has told another of counts, in order."""
-
-    def __init__(self) -> None:
-        self.frames: deque[bytes] = deque()
-        self.sent = self.arrived = 0
-
-    def post(self, frame: bytes) -> None:
-        self.frames.append(frame)
-        self.sent += 1
+RANKS = 4
+OWNER, GIVER, TAKER, OTHER = range(RANKS)
+Step = tuple[Any, ...]
 
 
-class World:
-    """Ranks that hold references, and messages on the way between them."""
-
-    def __init__(self) -> None:
-        self.wires = {(a, b): Wire() for a in range(RANKS) for b in range(RANKS)}
-        self.woken = [False] * RANKS
-        self.ranks = [
-            References(
-                rank,
-                lambda peer, frame, rank=rank: self.wires[rank, peer].post(frame),
-                lambda rank=rank: self.wake(rank),
-                world_size=RANKS,
-                most=1 << 16,
-            )
-            for rank in range(RANKS)
-        ]
-        self.held: list[list[RRef]] = [[] for _ in range(RANKS)]
-        self.messages: list[tuple[int, int, Reference, int]] = []
-        """From whom, to whom, what, and how many counts went before it on its link."""
-        self.owned: list[tuple[int, Reference]] = []
-        self.ever: set[Reference] = set()  # what its owner has heard of once
-
-    def wake(self, rank: int) -> None:
-        self.woken[rank] = True
-
-    def create(self, creator: int, owner: int) -> None:
-        rref = self.ranks[creator].new(owner)
-        self.held[creator].append(rref)
-        self.owned.append((owner, rref._name))
-
-    def give(self, giver: int, to: int, which: int) -> None:
-        if self.held[giver]:
-            rref = self.held[giver][which % len(self.held[giver])]
-            name = self.ranks[giver].name_of(rref)
-            assert name is not None
-            self.ranks[giver].give([name], to)
-            self.messages.append((giver, to, name, self.wires[giver, to].sent))
-
-    def arrive(self, which: int) -> None:
-        if self.messages:
-            giver, to, name, behind = self.messages.pop(which % len(self.messages))
-            while self.wires[giver, to].arrived < behind:
-                self.deliver(giver, to)
-            self.held[to].append(RRef(self.ranks[to], name))
-
-    def drop(self, rank: int, which: int) -> None:
-        if self.held[rank]:
-            del self.held[rank][which % len(self.held[rank])]
-
-    def work(self, rank: int) -> None:
-        """What the agent's thread does when it is woken."""
-        self.woken[rank] = False
-        self.ranks[rank].let_go()
-
-    def deliver(self, a: int, b: int) -> None:
-        """One count, on one wire."""
-        if self.wires[a, b].frames:
-            frame = self.wires[a, b].frames.popleft()
-            self.wires[a, b].arrived += 1
-            inbound = Inbound(lambda _: True)
-            inbound.want()[: len(frame)] = frame
-            inbound.took(len(frame))
-            (count,) = inbound.events
-            assert isinstance(count, Count)
-            assert self.ranks[b].count(count, a) == ""
-
-    def settle(self) -> None:
-        while (
-            any(self.woken)
-            or any(references._dropped for references in self.ranks)
-            or any(wire.frames for wire in self.wires.values())
-        ):
-            for rank in range(RANKS):
-                self.work(rank)
-            for a, b in self.wires:
-                self.deliver(a, b)
-
-    def check(self) -> None:
-        """What somebody holds, or will when a message arrives, and the owner has heard of, is still there."""
-        heard = {name for _, name in self.owned if name in self.ranks[name.owner]._entries}
-        for _, name in self.owned:
-            holders = [rref for held in self.held for rref in held if rref._name == name]
-            if (holders or any(one == name for _, _, one, _ in self.messages)) and name in self.ever:
-                assert name in heard, name
-        self.ever |= heard
+def after(*history: Step, ranks: int = RANKS) -> World:
+    """The world after these steps. No value is freed meanwhile that somebody holds."""
+    world = World(ranks)
+    play(world, *history)
+    return world
 
 
-rank = st.integers(0, RANKS - 1)
-which = st.integers(0, 7)
-steps = st.one_of(
-    st.tuples(st.just("create"), rank, rank),
-    st.tuples(st.just("give"), rank, rank, which),
-    st.tuples(st.just("arrive"), which),
-    st.tuples(st.just("drop"), rank, which),
-    st.tuples(st.just("work"), rank),
-    st.tuples(st.just("deliver"), rank, rank),
-)
-
-
-@given(st.lists(steps, max_size=60))
-@example(
-    [("create", 2, 1), ("give", 2, 1, 0), ("arrive", 0), ("give", 1, 1, 0), ("drop", 1, 0), ("work", 1)]
-)  # on one link a message does not overtake the counts before it
-def test_a_value_is_kept_while_anybody_holds_it_and_freed_when_nobody_does(history: list[tuple[Any, ...]]) -> None:
-    world = World()
+def play(world: World, *history: Step) -> None:
     for name, *arguments in history:
         getattr(world, name)(*arguments)
         world.check()
-    while world.messages:
-        world.arrive(0)
-    world.settle()
-    world.check()
-    assert {name for _, name in world.owned if any(r._name == name for held in world.held for r in held)} == {
-        name for references in world.ranks for name in references._entries
-    }
-    for held in world.held:
-        held.clear()
-    world.settle()
-    assert [len(references) for references in world.ranks] == [0] * RANKS
 
 
-def test_a_rank_that_is_lost_holds_nothing_and_never_will_again() -> None:
-    world = World()
-    owner = world.ranks[1]
-    world.create(0, 1)
-    world.give(0, 2, 0)
+# --- any history ------------------------------------------------------------------------------------------------------
+
+rank = st.integers(0, RANKS - 1)
+which = st.integers(0, 7)
+steps = [
+    st.tuples(st.just("create"), rank, rank),
+    st.tuples(st.just("give"), rank, rank, which),
+    st.tuples(st.just("arrive"), which),
+    st.tuples(st.just("take_back"), which),
+    st.tuples(st.just("drop"), rank, which),
+    st.tuples(st.just("work"), rank),
+    st.tuples(st.just("deliver"), rank, rank),
+]
+notice = st.tuples(st.just("notice"), rank, rank)
+
+
+@given(st.lists(st.one_of(steps), max_size=60))
+@example(
+    [("create", 2, 1), ("give", 2, 1, 0), ("arrive", 0), ("give", 1, 1, 0), ("drop", 1, 0), ("work", 1)]
+)  # on one link a message does not overtake the counts before it
+def test_a_value_is_kept_while_anybody_holds_it_and_freed_when_nobody_does(history: list[Step]) -> None:
+    after(*history).check_end()
+
+
+@given(st.lists(st.one_of(*steps, notice, st.tuples(st.just("kill"), rank)), max_size=60))
+def test_it_is_so_for_those_that_live_whoever_dies(history: list[Step]) -> None:
+    after(*history).check_end()
+
+
+@given(st.lists(st.one_of(*steps, notice, st.tuples(st.just("cut"), rank, rank)), max_size=60))
+def test_it_is_so_for_those_that_are_connected_whatever_connection_breaks(history: list[Step]) -> None:
+    after(*history).check_end()
+
+
+# --- every order of events when a rank dies that passes a reference on ------------------------------------------------
+
+CREATES: list[Step] = [("create", GIVER, OWNER)]
+HAS_IT: list[Step] = [
+    *[("create", OWNER, OWNER), ("give", OWNER, GIVER, 0), ("arrive", 0)],
+    *[("drop", OWNER, 0), ("work", OWNER)],
+]
+PASSES_ON: list[Step] = [("give", GIVER, TAKER, 0)]
+TO_OWNER: list[Step] = [("give", GIVER, OWNER, 0)]
+LETS_GO: list[Step] = [("drop", GIVER, 0), ("work", GIVER)]
+
+
+def possible(world: World, program: list[Step]) -> Iterator[Step]:
+    """What may happen next, if this is what the giver has still to do."""
+    if GIVER not in world.dead:
+        yield ("kill", GIVER)
+        yield from program[:1]
+    for rank in (OWNER, TAKER):
+        if world.is_cut(rank, GIVER) and (rank, GIVER) not in world.noticed:
+            yield ("notice", rank, GIVER)
+        if world.ranks[rank]._dropped or world.ranks[rank]._apart:
+            yield ("work", rank)
+        if world.held[rank]:
+            yield ("drop", rank, 0)
+    for (a, b), wire in world.wires.items():
+        if wire.frames and b not in world.dead:
+            yield ("deliver", a, b)
+    if world.messages:
+        yield ("arrive", 0)
+
+
+@pytest.mark.parametrize(
+    ("before", "program"),
+    [
+        ([], CREATES + PASSES_ON + LETS_GO),
+        ([], CREATES + TO_OWNER + LETS_GO),
+        (HAS_IT, PASSES_ON + LETS_GO),
+    ],
+    ids=["it is the creator", "to the owner", "it is not the creator"],
+)
+def test_nothing_is_left_and_nothing_is_freed_too_early(before: list[Step], program: list[Step]) -> None:
+    seen: set[object] = set()
+    ends = 0
+    ways: list[tuple[list[Step], list[Step]]] = [(before, program)]
+    while ways:
+        history, left = ways.pop()
+        world = after(*history, ranks=3)
+        if (state := (len(left), world.state())) in seen:
+            continue
+        seen.add(state)
+        steps = list(possible(world, left))
+        ways += [([*history, step], left[1:] if left[:1] == [step] else left) for step in steps]
+        if not steps:
+            ends += 1
+            world.check_end()
+    assert ends > 1
+
+
+# --- rarer orders -----------------------------------------------------------------------------------------------------
+
+
+def test_a_rank_that_passes_a_reference_on_twice_and_dies() -> None:
+    world = after(*HAS_IT, *PASSES_ON, *PASSES_ON, ("deliver", GIVER, OWNER), ("arrive", 0), ("arrive", 0))
+    play(
+        world, ("drop", TAKER, 0), ("work", TAKER), ("deliver", TAKER, OWNER)
+    )  # one rise and one fall: they cancel out
+    play(world, ("kill", GIVER), ("notice", OWNER, GIVER), ("notice", OTHER, GIVER), ("deliver", OTHER, OWNER))
+    play(world, ("work", OWNER))
+    world.check_end()
+
+
+def test_a_rank_that_dies_before_it_has_lost_the_one_that_gave_it_a_reference() -> None:
+    world = after(*HAS_IT, *PASSES_ON, ("deliver", GIVER, OWNER), ("arrive", 0), ("kill", GIVER), ("kill", TAKER))
+    play(world, ("notice", OWNER, GIVER), ("notice", OWNER, TAKER))
+    assert len(world.ranks[OWNER].owned) == 1  # the last may have it of either
+    world.check_end()
+
+
+def test_the_last_of_a_chain_keeps_the_value_if_those_before_it_die() -> None:
+    """The owner has heard of the first alone."""
+    world = after(*HAS_IT, *PASSES_ON, ("arrive", 0), ("give", TAKER, OTHER, 0), ("arrive", 0))
+    play(world, ("kill", GIVER), ("notice", OWNER, GIVER), ("notice", OTHER, GIVER), ("deliver", OTHER, OWNER))
+    play(world, ("work", OWNER), ("kill", TAKER), ("notice", OWNER, TAKER))
+    assert world.holders(Reference(OWNER, OWNER, 1)) == [OTHER]
+    world.check_end()
+
+
+def test_the_last_of_a_chain_keeps_the_value_if_the_one_before_it_dies_and_the_first_lets_go() -> None:
+    """The owner has heard of the last but one only when that one was lost."""
+    world = after(*HAS_IT, *PASSES_ON, *LETS_GO, ("arrive", 0), ("give", TAKER, OTHER, 0), ("arrive", 0))
+    play(world, ("kill", TAKER), ("notice", OWNER, TAKER), ("deliver", GIVER, OWNER), ("deliver", GIVER, OWNER))
+    assert world.holders(Reference(OWNER, OWNER, 1)) == [OTHER]
+    world.check_end()
+
+
+def test_a_reference_of_an_owner_that_the_giver_has_lost_is_counted_by_the_receiver() -> None:
+    world = after(*HAS_IT, ("give", GIVER, OTHER, 0), ("arrive", 0), ("cut", GIVER, OWNER), ("notice", GIVER, OWNER))
+    play(world, ("deliver", GIVER, TAKER), ("work", TAKER), *PASSES_ON, ("arrive", 0))
     world.settle()
-    world.drop(0, 0)
+    world.drop(OTHER, 0)
     world.settle()
-    assert len(owner) == 1  # rank 2 has it
-    owner.lost(2)
+    assert world.ranks[OWNER].owned._entries[Reference(OWNER, OWNER, 1)].counts == {(TAKER, TAKER): 1}
+    world.check_end()
+
+
+def test_a_rank_that_is_lost_holds_nothing_once_all_others_have_lost_it_and_never_will_again() -> None:
+    world = after(*HAS_IT, *LETS_GO, ("kill", GIVER), ("notice", OWNER, GIVER))
+    owner = world.ranks[OWNER].owned
+    for other in (TAKER, OTHER):
+        assert len(owner) == 1
+        play(world, ("notice", other, GIVER), ("deliver", other, OWNER), ("work", OWNER))
     assert len(owner) == 0
-    world.create(0, 1)
-    world.give(0, 2, 0)  # rank 0 has not heard of the death
+    world.create(TAKER, OWNER)
+    world.ranks[TAKER].give([Reference(OWNER, TAKER, 1)], GIVER)
     world.settle()
-    assert len(owner) == 1
-    world.drop(0, 0)
-    world.settle()
-    assert len(owner) == 0
+    assert owner._entries[Reference(OWNER, TAKER, 1)].counts == {(TAKER, TAKER): 1}
 
 
-def test_who_asks_for_what_a_lost_rank_was_about_to_ask_for_is_not_kept_waiting() -> None:
-    owner = World().ranks[1]
-    before, after = Reference(1, 0, 5), Reference(1, 0, 6)
-    outcome = owner.outcome(before, 0)
-    assert not outcome.done()
-    owner.lost(0)
-    for asked in (outcome, owner.outcome(after, 0)):
-        assert isinstance(asked.result(0), Failure)
-    assert len(owner) == 0
-
-
-def test_who_gives_up_asking_leaves_nothing_behind_and_takes_nothing_from_those_who_hold() -> None:
-    world = World()
-    owner, unknown = world.ranks[1], Reference(1, 0, 99)
-    owner.outcome(unknown, 0)
-    owner.forget(unknown)
-    assert len(owner) == 0
-    world.create(0, 1)
-    world.settle()
-    (name,) = owner._entries
-    owner.outcome(name, 0)
-    owner.forget(name)
-    assert len(owner) == 1
+# --- what is no rank's to say -----------------------------------------------------------------------------------------
 
 
 def test_a_count_of_what_another_rank_owns_is_ignored() -> None:
-    world = World()
-    assert world.ranks[1].count(Count(Reference(2, 0, 1), 0, 1), 0) == ""
-    assert len(world.ranks[1]) == 0
+    references = World(RANKS).ranks[OWNER]
+    assert references.hear(Count(Reference(OTHER, GIVER, 1), GIVER, GIVER, 1), GIVER) == ""
+    assert len(references.owned) == 0
 
 
-# --- bounds -----------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("ranks", [(RANKS, GIVER), (GIVER, RANKS)])
+def test_a_holder_or_giver_that_is_no_rank_is_refused(ranks: tuple[int, int]) -> None:
+    references = World(RANKS).ranks[OWNER]
+    told = Count(Reference(OWNER, GIVER, 1), *ranks, 1)
+    assert references.hear(told, GIVER) == "it sent a count for rank 4, which does not exist"
+    assert len(references.owned) == 0
 
 
-def owner_of_rank_0(most: int) -> References:
-    return References(0, lambda peer, frame: None, lambda: None, world_size=RANKS, most=most)
+def test_the_loss_of_what_is_no_rank_is_refused() -> None:
+    references = World(RANKS).ranks[OWNER]
+    assert references.hear(Lost(RANKS), GIVER) == "it has lost rank 4, which does not exist"
 
 
-def test_a_rank_that_has_more_values_kept_than_it_may_is_full_until_it_lets_go_of_one() -> None:
-    owner = owner_of_rank_0(2)
-    names = [Reference(0, 1, number) for number in range(3)]
-    for name in names:
-        assert owner.count(Count(name, 1, 1), 1) == ""
-    assert owner.is_full_for(1)
-    assert not owner.is_full_for(2)
-    owner.count(Count(names[0], 2, 1), 1)  # it passes one on, and that one is still of its asking
-    owner.count(Count(names[0], 1, -1), 1)
-    assert owner.is_full_for(1)
-    owner.count(Count(names[0], 2, -1), 2)
-    assert not owner.is_full_for(1)
-    assert len(owner) == 2
-
-
-def test_a_rank_that_goes_on_beyond_all_bounds_is_told_from_one_that_hears_of_it_late(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    owner = owner_of_rank_0(2)
-    monkeypatch.setattr("ringfort.rpc.references.SLACK", 3)
-    wrong = [owner.count(Count(Reference(0, 1, number), 1, 1), 1) for number in range(100)]
-    assert wrong == [""] * 5 + ["it keeps asking for values to be kept: max_references here is 2"] * 95
-    assert len(owner) == 5
-    assert owner.count(Count(Reference(0, 2, 1), 2, 1), 2) == ""  # another rank's are its own
-    assert owner.count(Count(Reference(0, 1, 0), 2, 1), 1) == ""  # and so are those that it has
-
-
-def test_a_holder_that_is_no_rank_is_refused() -> None:
-    owner = owner_of_rank_0(2)
-    assert owner.count(Count(Reference(0, 1, 1), RANKS, 1), 1) == "it sent a count for rank 3, which does not exist"
-    assert len(owner) == 0
-
-
-def test_a_rank_keeps_its_own_values_without_a_bound() -> None:
-    owner = owner_of_rank_0(1)
-    held = [owner.new(0) for _ in range(5)]
-    assert not owner.is_full_for(0)
-    assert len(owner) == len(held)
+def test_a_rank_that_says_that_it_has_lost_this_one_is_not_answered() -> None:
+    references = World(RANKS).ranks[OWNER]
+    assert references.hear(Lost(OWNER), GIVER) == ""
+    assert not references._apart
