@@ -60,8 +60,15 @@ class Printer:
         self._draw_at = 0.0
         self._thinned: dict[tuple[int, bool], tuple[float, list[Row]]] = {}
         """When bars were last written as lines, and the bars."""
+        self.status = ""
+        """A line about the run, below all other rows of the terminal; empty for none."""
         self.is_broken = False
         """The reader has gone (`ringfort run ... | head`)."""
+
+    @property
+    def has_terminal(self) -> bool:
+        """Whether `status` is seen."""
+        return self._live_stream is not None
 
     def set_world(self, world_size: int) -> None:
         """Set the width of ranks to that of the highest one."""
@@ -86,6 +93,7 @@ class Printer:
     def finish(self) -> None:
         """Erase the rows that may still change."""
         self._live.clear()
+        self.status = ""
         self._print([], self._clock(), is_due=True)
 
     def _thin(self, now: float, key: tuple[int, bool]) -> bytes:
@@ -123,17 +131,20 @@ class Printer:
     def _rows(self, live: bool) -> bytes:
         """All rows that change, cut to the size of the terminal."""
         shown = [(key, row) for key in sorted(self._live) if self._is_live[key[1]] for row in self._live[key]]
-        if not shown:
+        if not (shown or self.status):
             return b""
         from rich.console import Console
 
         columns, lines = Console(file=self._streams[live]).size
-        more = len(shown) - (lines - 1)
+        room = lines - 1 - bool(self.status)
+        more = len(shown) - room
         if more > 0:
-            shown = shown[: max(1, lines - 2)]
+            shown = shown[: max(1, room - 1)]
         text = [self._prefix(*key) + _fit(row.text, columns - self._width - 4) for key, row in shown]
         if more > 0:
             text.append(f"... and {more + 1} more".encode())
+        if self.status:
+            text.append(_fit(self.status.encode(), columns - 1))
         return b"\n".join(text)
 
     def _prefix(self, rank: int, is_error: bool) -> bytes:

@@ -1,7 +1,3 @@
-"""Metrics of a running group, and the count of its training steps."""
+"""What a run tells about itself: metrics, traces of steps, events; and views of them for people.
 
-from __future__ import annotations
-
-from ringfort.telemetry.metrics import DistributedMetrics, Histogram, MetricsSnapshot, OperationSnapshot
-
-__all__ = ["DistributedMetrics", "Histogram", "MetricsSnapshot", "OperationSnapshot"]
+This module imports nothing, because control processes use parts of the package and do without NumPy."""

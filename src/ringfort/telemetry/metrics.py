@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from ringfort.errors import InvalidArgumentError
+from ringfort.telemetry.step_time import Exchanged
 
 RELATIVE_ERROR = 0.02
 """The largest relative error of a percentile. 2% is less than runs differ, and the whole range below needs some 1,200
@@ -33,6 +34,9 @@ MOST_RECENT = 1024
 
 _MOST_KINDS = 1024
 """Kinds of calls that are counted together; a program that never repeats a call gains nothing from it."""
+
+_REDUCING = ("all_reduce", "reduce_scatter")
+"""The operations that gradients take."""
 
 _GAMMA = (1 + RELATIVE_ERROR) / (1 - RELATIVE_ERROR)
 _BUCKETS_PER_E = 1 / log(_GAMMA)
@@ -212,6 +216,17 @@ class _Operation:
         )
 
 
+@dataclass(slots=True)
+class _Recent:
+    """Calls that are counted together."""
+
+    reduced: int
+    """Bytes that each of them reduces."""
+    durations: list[float] = field(default_factory=list[float])
+    seen: int = 0
+    """How many of them `exchanged` knows."""
+
+
 class DistributedMetrics:
     """Collects the numbers of one context, from any thread. A record costs about a microsecond.
 
@@ -221,14 +236,19 @@ class DistributedMetrics:
     def __init__(self) -> None:
         # One lock for everything: it is held for less than a microsecond, and makes a snapshot consistent.
         self._lock = Lock()
-        self._recent: dict[tuple[str, int], list[float]] = {}
+        self._recent: dict[tuple[str, int], _Recent] = {}
+        self._seconds = 0.0
+        """What `exchanged` returns next."""
         self.reset()
 
     def reset(self) -> None:
         """Set all numbers to zero."""
         with self._lock:
-            for durations in self._recent.values():
-                durations.clear()
+            for recent in self._recent.values():
+                self._look_at(recent)
+                recent.durations.clear()
+                recent.seen = 0
+            self._reduced = 0
             self._operations: defaultdict[str, _Operation] = defaultdict(_Operation)
             self._compression: defaultdict[str, CompressionSnapshot] = defaultdict(CompressionSnapshot)
             self._traffic = {"bytes_sent": 0, "bytes_received": 0, "messages_sent": 0, "messages_received": 0}
@@ -252,19 +272,43 @@ class DistributedMetrics:
         that cannot spare the microsecond of `record_operation`. A snapshot counts them; call `count_recent` when there
         are `MOST_RECENT`. None if there are too many such lists."""
         with self._lock:
-            if len(self._recent) >= _MOST_KINDS:
-                return self._recent.get((name, nbytes))
-            return self._recent.setdefault((name, nbytes), [])
+            found = self._recent.get((name, nbytes))
+            if found is None:
+                if len(self._recent) >= _MOST_KINDS:
+                    return None
+                found = self._recent[name, nbytes] = _Recent(nbytes if name in _REDUCING else 0)
+            return found.durations
 
     def count_recent(self) -> None:
         """Count what is in the lists that `recent` returned."""
         with self._lock:
-            for (name, nbytes), durations in self._recent.items():
-                taken = durations[:]
-                del durations[: len(taken)]  # another thread may just be appending
+            for (name, nbytes), recent in self._recent.items():
+                self._look_at(recent)
+                taken = recent.durations[: recent.seen]
+                del recent.durations[: recent.seen]  # another thread may just be appending
+                recent.seen = 0
                 if taken:
                     self._operations[name].durations.record_all(taken)
                     self._operations[name].nbytes += nbytes * len(taken)
+
+    def exchanged(self) -> Exchanged:
+        """Return the seconds in the lists that `recent` returned, and the bytes that were reduced, since the last call.
+        Takes about a microsecond: what is in the lists is not counted yet."""
+        with self._lock:
+            reduced = sum(self._operations[name].nbytes for name in _REDUCING if name in self._operations)
+            for recent in self._recent.values():
+                if len(recent.durations) != recent.seen:
+                    self._look_at(recent)
+                reduced += recent.reduced * recent.seen
+            found = Exchanged(self._seconds, reduced - self._reduced)
+            self._seconds, self._reduced = 0.0, reduced
+            return found
+
+    def _look_at(self, recent: _Recent) -> None:
+        """Add what is new in a list to what `exchanged` returns. `_lock` is held."""
+        new = recent.durations[recent.seen :]
+        recent.seen += len(new)
+        self._seconds += sum(new)
 
     def record_compression(
         self,

@@ -136,6 +136,43 @@ def test_more_rows_than_the_terminal_has_are_counted(terminal: Stream) -> None:
     assert rows[-1] == "... and 18 more"
 
 
+def test_the_status_stands_below_everything_else_and_is_gone_at_the_end(terminal: Stream) -> None:
+    clock = Clock()
+    printer = Printer(terminal, terminal, clock)
+    assert printer.has_terminal
+    printer.status = "step 1"
+    printer.show([output(0, b"a line", live=[bar(b"1%")])])
+    assert screen_of(terminal) == ["[0] a line", "[0] 1%", "step 1"]
+    clock.now += DRAW_SECONDS
+    printer.status = "step 2 \u00b7 loss " + 100 * "9"
+    printer.show([output(1, live=[bar(b"2%")])])
+    assert screen_of(terminal) == ["[0] a line", "[0] 1%", "[1] 2%", ("step 2 \u00b7 loss " + 100 * "9")[:79]]
+    printer.say("words")
+    assert screen_of(terminal)[1:3] == ["ringfort run: words", "[0] 1%"]
+    printer.finish()
+    assert screen_of(terminal) == ["[0] a line", "ringfort run: words", ""]
+
+
+def test_the_status_keeps_its_row_when_there_are_too_many_bars(terminal: Stream) -> None:
+    printer = Printer(terminal, terminal, Clock())
+    printer.status = "step 1"
+    printer.show([output(rank, live=[bar(b"1%")]) for rank in range(40)])
+    rows = screen_of(terminal)
+    assert len(rows) == 23
+    assert rows[-2:] == ["... and 19 more", "step 1"]
+
+
+def test_without_a_terminal_no_status_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    out, err = Stream(), Stream()
+    printer = Printer(out, err, Clock())
+    printer.status = "step 1"
+    printer.show([output(0, b"x")])
+    printer.finish()
+    assert (out.text, err.text, printer.has_terminal) == ("[0] x\n", "", False)
+    monkeypatch.setenv("TERM", "dumb")
+    assert not Printer(Stream(tty=True), Stream(tty=True)).has_terminal
+
+
 def test_lines_that_go_to_a_file_do_not_disturb_the_bars_in_the_terminal(terminal: Stream) -> None:
     out = Stream()
     printer = Printer(out, terminal, Clock())

@@ -14,8 +14,7 @@ from hypothesis import given, strategies as st
 
 from ringfort import DistributedContext, SimulatedBackend
 from ringfort.errors import InvalidArgumentError
-from ringfort.telemetry import DistributedMetrics, Histogram
-from ringfort.telemetry.metrics import LARGEST, RELATIVE_ERROR, SMALLEST
+from ringfort.telemetry.metrics import LARGEST, RELATIVE_ERROR, SMALLEST, DistributedMetrics, Histogram
 from ringfort.testing import run_ranks
 
 in_range = st.one_of(st.just(0.0), st.floats(SMALLEST, LARGEST), st.floats(1e-6, 60.0))
@@ -251,3 +250,25 @@ def test_the_traffic_before_a_reset_is_not_told_again() -> None:
     group = SimulatedBackend.create_group(2)
     assert run_ranks(group, work) == [[1, 0, 1]] * 2
     run_ranks(group, lambda backend: backend.close())
+
+
+def test_what_was_exchanged_is_told_once_however_it_is_counted() -> None:
+    metrics = DistributedMetrics()
+    durations, others = metrics.recent("all_reduce", 8), metrics.recent("barrier", 0)
+    assert durations is not None
+    assert others is not None
+    durations += [0.5, 0.25]
+    others.append(0.125)
+    metrics.record_operation("all_reduce", 100.0, 1000)  # who waits for that says so itself
+    metrics.record_operation("broadcast", 100.0, 5000)
+    assert metrics.exchanged() == (0.875, 1016)
+    assert metrics.exchanged() == (0.0, 0)
+    durations.append(1.0)
+    metrics.count_recent()
+    durations.append(2.0)
+    assert metrics.exchanged() == (3.0, 16)
+    durations.append(4.0)
+    metrics.reset()
+    metrics.record_operation("reduce_scatter", 1.0, 7)
+    assert metrics.exchanged() == (4.0, 7)
+    assert metrics.snapshot().operations["reduce_scatter"].bytes == 7

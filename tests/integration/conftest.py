@@ -1,0 +1,100 @@
+"""A real browser for these tests: Chromium, driven by Playwright. `make integration` says what is missing."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+FLAGS = [
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    # Without these it asks the internet for updates, beside what the page asks for.
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    # Frames as on a screen, whatever the machine does beside.
+    "--disable-background-timer-throttling",
+    "--disable-renderer-backgrounding",
+    *(["--no-sandbox"] if os.getuid() == 0 else []),
+]
+PICTURES = Path(__file__).parents[2] / "build" / "pictures"
+"""Where screenshots are left, to be looked at."""
+
+
+@pytest.fixture(scope="session")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    if find_spec("playwright") is None:
+        pytest.skip("needs Playwright: pip install playwright (`make integration` does it)")
+    if CHROMIUM is None:
+        pytest.skip("needs Chromium: apt-get install chromium")
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright, ThreadPoolExecutor(1) as files:
+        # One thread for files, which starts here: another one would count as left behind by the test that needs it.
+        playwright._impl_obj._loop.set_default_executor(files)
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        page = browser.new_page()
+        page.screenshot(path=tmp_path_factory.mktemp("browser") / "first.png")
+        page.close()
+        yield browser
+        browser.close()
+
+
+class Faults(list[str]):
+    """What the page complained about: errors, also of the content policy, and requests to other hosts."""
+
+    def watch(self, page: Page) -> None:
+        page.on("pageerror", lambda error: self.append(f"error: {error}"))
+        page.on("console", lambda said: self.append(said.text) if said.type in ("error", "warning") else None)
+
+        def asked(request: Any) -> None:
+            if not request.url.startswith(("http://127.0.0.1:", "blob:", "data:")):
+                self.append(f"asked {request.url}")
+
+        page.on("request", asked)
+
+
+@pytest.fixture
+def faults() -> Iterator[Faults]:
+    found = Faults()
+    yield found
+    # A server that ends or refuses is what some tests are about, and the browser says so.
+    usual = ("ERR_", "status of 401", "status of 403")
+    real = [fault for fault in found if not any(word in fault for word in usual)]
+    assert real == []
+
+
+@pytest.fixture
+def new_page(browser: Browser, faults: Faults) -> Iterator[Callable[..., Page]]:
+    """Makes pages, each in a browser of its own: no cookie is shared."""
+    contexts: list[Any] = []
+
+    def make(**options: Any) -> Page:
+        context = browser.new_context(**{"viewport": {"width": 1440, "height": 1000}, **options})
+        contexts.append(context)
+        page = context.new_page()
+        page.set_default_timeout(30_000)
+        faults.watch(page)
+        return page
+
+    yield make
+    for context in contexts:
+        context.close()
+
+
+def picture(page: Page, name: str) -> None:
+    """Leave a screenshot."""
+    PICTURES.mkdir(parents=True, exist_ok=True)
+    page.screenshot(path=PICTURES / f"{name}.png", full_page=True)

@@ -1,0 +1,402 @@
+"""The page of `ringfort dash` in a real browser, with made-up runs."""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager
+from http.client import HTTPConnection
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pytest
+
+from ringfort.dashboard.web.feed import Feed
+from ringfort.dashboard.web.hub import MAX_VIEWERS
+from ringfort.dashboard.web.security import Keys
+from ringfort.dashboard.web.server import DashServer
+from ringfort.telemetry.view import Curve, RunView, ShownEvent
+from tests.helpers.dash_source import LOGS, ShownSource, many_ranks, nothing_yet, three_machines
+from tests.integration.conftest import picture
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
+
+NewPage = Callable[..., "Page"]
+AXE = Path(__file__).parent / "axe" / "axe.min.js"
+
+
+@contextmanager
+def shown(page: Page, make: Callable[[float], RunView] = three_machines, **options: Any) -> Iterator[DashServer]:
+    """Serve a run, and open its link."""
+    with ShownSource(make, LOGS) as source, DashServer(source, port=0, **options) as server:
+        opened(page, server)
+        yield server
+
+
+def opened(page: Page, server: DashServer) -> None:
+    page.goto(server.new_link())
+    page.wait_for_selector("#status[data-state=live]")
+    page.wait_for_selector("#figures .value:not(:empty)")  # the first frame
+
+
+def text(page: Page, selector: str) -> str:
+    return page.locator(selector).inner_text()
+
+
+# --- what is shown ----------------------------------------------------------------------------------------------------
+
+
+def test_it_shows_the_run_and_asks_no_other_host(new_page: NewPage) -> None:
+    page = new_page()
+    with shown(page):
+        assert text(page, "#sentence").endswith("compression int8 would save about 130 ms.")
+        assert text(page, "#sentence strong") == "laptop"
+        assert text(page, "#title") == "language-model"
+        assert page.locator("#figures dt").all_inner_texts() == ["Step", "Loss", "Throughput", "Time left", "Speed-up"]
+        assert page.locator("#figures .value").all_inner_texts()[2] == "343"
+        assert page.locator("#ranks tbody .name").all_inner_texts() == ["study", "attic", "laptop"]
+        assert page.locator("#ranks .bar").first.get_attribute("aria-label").startswith("data 1%, compute 35%")
+        assert page.locator("#graph .node .below").all_text_contents() == ["study", "attic", "laptop"]
+        assert "36.8 of 84 Mbit/s" in page.locator("#graph .labels").text_content()
+        assert page.locator("#vitals tbody tr").count() == 3
+        assert page.locator("#events li").count() == 6
+        page.locator("#output-panel").scroll_into_view_if_needed()
+        page.wait_for_selector("#log:has-text('step 12390')")
+        assert page.locator(".uplot canvas").count() == 2
+
+
+def test_text_of_other_machines_stays_text(new_page: NewPage) -> None:
+    bad = "<img src=x onerror=alert(1)>"
+
+    def hostile(now: float) -> RunView:
+        view = three_machines(now)
+        return msgspec.structs.replace(
+            view,
+            run=bad,
+            program=bad,
+            notice=bad,
+            runs=(bad, "other"),
+            verdict=msgspec.structs.replace(view.verdict, sentence=f"{bad} waits", culprit=bad),
+            ranks=tuple(msgspec.structs.replace(rank, name=bad, key=bad + rank.key) for rank in view.ranks),
+            events=(ShownEvent(now, bad, bad, bad),),
+            curves=(*view.curves, Curve(bad, [now], [1], [1.0])),
+        )
+
+    page = new_page()
+    with shown(page, hostile):
+        assert text(page, "#sentence").endswith(f"{bad} waits")
+        assert text(page, "#events .text") == bad
+        assert page.locator("img").count() == 1, "only the mark of the page itself"
+
+
+def test_before_anything_is_found_it_says_so(new_page: NewPage) -> None:
+    page = new_page()
+    with shown(page, nothing_yet):
+        assert text(page, "#sentence") == "No rank has been seen yet."
+        assert "ringfort.log(loss=...)" in text(page, "#value-empty")
+        assert text(page, "#notice") == "Nobody else was found on this network."
+        picture(page, "nothing-yet")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize(("size", "width", "height"), [("wide", 1440, 1000), ("narrow", 390, 844)])
+def test_pictures(new_page: NewPage, scheme: Any, size: str, width: int, height: int) -> None:
+    for name, make in (("three", three_machines), ("many", many_ranks)):
+        page = new_page(color_scheme=scheme, viewport={"width": width, "height": height})
+        with shown(page, make):
+            page.locator("#output-panel").scroll_into_view_if_needed()
+            page.wait_for_selector("#log:not(:empty)")
+            page.evaluate("() => scrollTo(0, 0)")
+            assert page.evaluate("() => document.documentElement.scrollWidth") <= width, "the page scrolls sideways"
+            picture(page, f"{name}-{size}-{scheme}")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1440, 390])
+def test_axe_finds_no_fault(new_page: NewPage, scheme: Any, width: int) -> None:
+    # axe makes HTML, which the policy of the page forbids.
+    options = {"color_scheme": scheme, "viewport": {"width": width, "height": 900}, "bypass_csp": True}
+    for make in (three_machines, many_ranks, nothing_yet):
+        page = new_page(**options)
+        with shown(page, make) as server:
+            page.locator("summary").click()
+            assert faults_by_axe(page) == []
+            page.goto(f"{server.site.origin}/static/closed.html")
+            assert faults_by_axe(page) == []
+            page.goto(f"{server.site.origin}/open#wrong")
+            page.wait_for_selector("#help:visible")
+            assert faults_by_axe(page) == []
+
+
+def faults_by_axe(page: Page) -> list[str]:
+    page.evaluate(AXE.read_text())
+    found = page.evaluate("async () => (await axe.run()).violations")
+    return [f"{one['impact']}: {one['id']}: {one['nodes'][0]['html']}" for one in found]
+
+
+# --- controls ---------------------------------------------------------------------------------------------------------
+
+
+def test_every_control_is_reached_by_tab_and_its_focus_is_seen(new_page: NewPage) -> None:
+    page = new_page()
+    with shown(page):
+        controls = (
+            "[...document.querySelectorAll('a[href], button, input, select, summary, [tabindex=\"0\"]')]"
+            ".filter((node) => node.checkVisibility())"
+        )
+        wanted = page.evaluate(f"() => {controls}.length")
+        for place in range(wanted):
+            page.keyboard.press("Tab")
+            reached, name, is_seen = page.evaluate(
+                "() => { const node = document.activeElement; const ring = node.querySelector(':scope.node > circle');"
+                " const isSeen = getComputedStyle(node).outlineStyle !== 'none'"
+                " || (ring && getComputedStyle(ring).strokeWidth === '4px');"
+                f" return [{controls}.indexOf(node), node.id || node.outerHTML.slice(0, 100), isSeen]; }}"
+            )
+            assert reached == place, f"{name} is reached as number {place}"
+            assert is_seen, f"{name} has the focus, and it cannot be seen"
+        assert wanted > 20
+
+
+def test_controls_work_by_keyboard(new_page: NewPage) -> None:
+    page = new_page(color_scheme="light")
+    with shown(page):
+        page.focus("#theme")
+        page.keyboard.press("d")
+        assert page.evaluate("() => document.documentElement.dataset.theme") == "dark"
+        assert page.evaluate("() => getComputedStyle(document.body).backgroundColor") == "rgb(13, 16, 21)"
+        page.reload()
+        page.wait_for_selector("#status[data-state=live]")
+        assert page.evaluate("() => document.documentElement.dataset.theme") == "dark", "it is remembered"
+
+        page.focus("#value")
+        page.keyboard.press("ArrowDown")
+        assert text(page, "#value-title") == "lr"
+        page.focus("#logarithmic")
+        page.keyboard.press("Space")
+        assert page.is_checked("#logarithmic")
+        page.focus("#over")
+        page.keyboard.press("s")
+        page.focus("#value-chart")
+        page.keyboard.press("End")
+        last = text(page, "#value-readout")
+        page.keyboard.press("ArrowLeft")
+        page.keyboard.press("ArrowLeft")
+        assert " at step " in last
+        assert text(page, "#value-readout") != last
+
+        page.focus("#timeline-canvas")
+        page.keyboard.press("ArrowLeft")
+        first = text(page, "#timeline-readout")
+        page.keyboard.press("ArrowDown")
+        assert first.startswith("rank 0 on study, step ")
+        assert text(page, "#timeline-readout").startswith("rank 1 on attic, step ")
+        page.focus("#timeline-steps")
+        page.keyboard.press("a")
+        assert page.input_value("#timeline-steps") == "128"
+
+        node = page.locator("#graph .node").nth(2)
+        node.focus()
+        page.keyboard.press("Enter")
+        assert node.get_attribute("aria-pressed") == "true"
+        assert page.locator("#graph .edges > *").count() == 2
+        page.locator("summary").focus()
+        page.keyboard.press("Enter")
+        page.wait_for_selector("#links tbody tr:nth-child(4)")
+        node.focus()
+        page.keyboard.press("Space")
+        page.wait_for_selector("#links tbody tr:nth-child(6)")
+
+        page.get_by_role("button", name="Output of rank 1").focus()
+        page.keyboard.press("Enter")
+        assert page.input_value("#log-rank") == "1"
+        assert page.evaluate("() => document.activeElement.id") == "log"
+        page.focus("#log-follow")
+        page.keyboard.press("Space")
+        assert not page.is_checked("#log-follow")
+
+
+def test_another_run_is_chosen(new_page: NewPage) -> None:
+    page = new_page()
+    asked: list[str | None] = []
+
+    class Source(ShownSource):
+        def view(self, run: str | None = None) -> RunView:
+            asked.append(run)
+            return msgspec.structs.replace(three_machines(time.time()), run=run or "language-model")
+
+    with DashServer(Source(three_machines), port=0) as server:
+        opened(page, server)
+        page.focus("#run")
+        page.keyboard.press("v")
+        page.wait_for_selector("#title:has-text('vision')")
+        assert asked[-1] == "vision"
+
+
+# --- bad input --------------------------------------------------------------------------------------------------------
+
+
+def test_a_link_that_was_used_or_is_incomplete_says_so(new_page: NewPage) -> None:
+    page, other = new_page(), new_page()
+    with ShownSource(three_machines) as source, DashServer(source, port=0) as server:
+        link = server.new_link()
+        page.goto(link)
+        page.wait_for_selector("#ranks tbody tr")
+        assert page.url == f"{server.site.origin}/"
+        other.goto(link)
+        other.wait_for_selector("#text:has-text('was used before')")
+        assert "press Enter" in text(other, "#help")
+        assert other.url == f"{server.site.origin}/open", "the secret is not left in the address line"
+        other.goto("about:blank")
+        other.goto(f"{server.site.origin}/open")
+        other.wait_for_selector("#text:has-text('missing')")
+        other.goto(f"{server.site.origin}/")
+        assert "type ringfort dash" in text(other, "main")
+        picture(other, "no-access")
+
+
+def test_a_page_waits_for_its_server_and_recovers(new_page: NewPage) -> None:
+    page = new_page()
+    keys = Keys()
+    with shown(page, keys=keys) as server:
+        port = server.site.port
+    page.wait_for_selector("#status[data-state=lost]")
+    assert "type ringfort dash" in text(page, "#banner")
+    assert page.locator("#ranks tbody tr").count() == 3, "the last view stays"
+    picture(page, "not-connected")
+    with ShownSource(many_ranks) as source, DashServer(source, port=port, keys=keys):
+        page.wait_for_selector("#status[data-state=live]")
+        page.wait_for_selector("#ranks tbody tr:nth-child(32)")
+        assert page.locator("#banner").is_hidden()
+    with ShownSource(three_machines) as source, DashServer(source, port=port) as strange:
+        page.wait_for_selector("#status[data-state=closed]")
+        assert "press Enter" in text(page, "#banner")
+        # A new link, in another tab of the same browser, is enough for this page too.
+        tab = page.context.new_page()
+        tab.goto(strange.new_link())
+        page.wait_for_selector("#status[data-state=live]")
+
+
+def test_a_page_that_slept_for_an_hour_connects_again(new_page: NewPage) -> None:
+    page = new_page()
+    page.clock.install()
+    streams: list[str] = []
+    page.on("request", lambda request: streams.append(request.url) if "/api/events" in request.url else None)
+    with shown(page):
+        assert len(streams) == 1
+        # The machine wakes up: an hour is over, and the connection has said nothing in it.
+        with page.expect_request("**/api/events"):
+            page.clock.fast_forward("01:00:00")
+        page.wait_for_selector("#status[data-state=live]")
+        assert len(streams) == 2
+
+
+def test_a_page_that_was_dropped_comes_back(new_page: NewPage) -> None:
+    page = new_page()
+    with shown(page) as server, ExitStack() as stack:
+        [cookie] = page.context.cookies()
+        with page.expect_request("**/api/events"):
+            for _ in range(MAX_VIEWERS):  # so that there is no room for the oldest, which is the page
+                other = stack.enter_context(closing(HTTPConnection("127.0.0.1", server.site.port)))
+                other.request("GET", "/api/events", headers={"cookie": f"{cookie['name']}={cookie['value']}"})
+                stack.enter_context(closing(other.getresponse()))
+        page.wait_for_selector("#status[data-state=live]")
+
+
+def test_a_page_that_is_open_for_a_night_does_not_grow(new_page: NewPage) -> None:
+    """As many views as in ten minutes, with events and steps that never repeat."""
+    page = new_page()
+    begun = 1_700_000_000.0
+    step = iter(range(10**9))
+
+    def later(_: float) -> RunView:
+        now = begun + 5 * next(step)
+        view = three_machines(now)
+        noise = random.Random(now)
+        events = tuple(ShownEvent(now - n, "epoch", f"epoch {noise.random()}", "a") for n in range(200))
+        return msgspec.structs.replace(view, events=events)
+
+    with shown(page, later, interval=0.002):
+        session = page.context.new_cdp_session(page)
+        session.send("Performance.enable")
+
+        def size() -> dict[str, float]:
+            session.send("HeapProfiler.collectGarbage")
+            metrics = session.send("Performance.getMetrics")["metrics"]
+            return {one["name"]: one["value"] for one in metrics}
+
+        def views(number: int) -> None:
+            goal = next(step) + number
+            while next(step) < goal:
+                page.wait_for_timeout(100)
+
+        views(200)
+        before = size()
+        views(1200)
+        after = size()
+        heap, nodes = [[one[name] for one in (before, after)] for name in ("JSHeapUsedSize", "Nodes")]
+        print(f"1200 views: heap {heap[0] / 1e6:.1f} -> {heap[1] / 1e6:.1f} MB, nodes {nodes[0]:.0f} -> {nodes[1]:.0f}")
+        assert heap[1] < heap[0] + 3e6
+        assert nodes[1] < nodes[0] * 1.5 + 500
+
+
+# --- a day of many ranks ----------------------------------------------------------------------------------------------
+
+
+def test_the_page_applies_messages_as_the_tests_of_the_feed_do(new_page: NewPage) -> None:
+    page = new_page()
+    feed, begun = Feed(), 1_700_080_000.0
+    feed.take(many_ranks(begun, 4))
+    messages = [feed.everything(), *(feed.take(many_ranks(begun + at / 3, 4)) for at in range(1, 20))]
+    messages += [feed.take(three_machines(begun)), feed.take(nothing_yet(begun)), feed.take(three_machines(begun))]
+    with shown(page):
+        found = page.evaluate(
+            "async (messages) => { const { apply, empty } = await import('/static/state.js');"
+            " return JSON.stringify(messages.reduce((state, one) => apply(state, JSON.parse(one)), empty())); }",
+            [one.decode() for one in messages],
+        )
+    state, wanted = json.loads(found), json.loads(feed.everything())
+    assert state["events"] == wanted["events"][""]["add"]
+    for section in ("curves", "timeline"):
+        assert state[section] == {key: change["add"] for key, change in wanted[section].items()}
+    for section in ("ranks", "links", "verdict", "notice", "seq"):
+        assert state[section] == wanted[section]
+
+
+def test_a_day_of_32_ranks_has_30_frames_a_second(new_page: NewPage) -> None:
+    page = new_page()
+    with shown(page, many_ranks):
+        page.select_option("#timeline-steps", "128")
+        page.locator("summary").click()
+        page.wait_for_timeout(1000)
+        measure = """async () => {
+          const times = [];
+          await new Promise((done) => {
+            const begin = performance.now();
+            const frame = (now) => { times.push(now); now - begin < 6000 ? requestAnimationFrame(frame) : done(); };
+            requestAnimationFrame(frame);
+          });
+          const gaps = times.slice(1).map((time, index) => time - times[index]).sort((a, b) => a - b);
+          return { rate: 1000 * gaps.length / (times.at(-1) - times[0]), worst: gaps.at(-1),
+                   late: gaps[Math.floor(gaps.length * 0.99)] };
+        }"""
+        session = page.context.new_cdp_session(page)
+        # The processor time of the main thread: of its own work, whatever else the machine does.
+        session.send("Performance.enable", {"timeDomain": "threadTicks"})
+
+        def used() -> float:
+            return {one["name"]: one["value"] for one in session.send("Performance.getMetrics")["metrics"]}[
+                "TaskDuration"
+            ]
+
+        before, begun = used(), time.monotonic()
+        found = page.evaluate(measure)
+        work = (used() - before) / (time.monotonic() - begun)
+        late, worst = found["late"], found["worst"]
+        print(f"32 ranks, 24 h: {found['rate']:.0f} frames/s, 99% within {late:.0f} ms, worst {worst:.0f} ms")
+        print(f"processor time of the page: {1000 * work:.0f} ms a second")
+        assert found["rate"] >= 30

@@ -1,0 +1,151 @@
+"""The trace of this process: phases, steps, what is kept before it is opened, forks."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ringfort import DistributedContext, SimulatedBackend
+from ringfort.telemetry.records import Event, Step, Values
+from ringfort.telemetry.step_time import Exchanged, Phase
+from ringfort.telemetry.trace import OFF, Trace, own_trace
+from ringfort.telemetry.trace_file import TraceReader
+from ringfort.training import average_gradients
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Trace:
+    return Trace(str(tmp_path))
+
+
+def reader_of(trace: Trace) -> TraceReader:
+    assert trace.folder is not None
+    return TraceReader(trace.folder / f"{os.getpid()}.trace")
+
+
+def test_a_step_has_the_time_of_its_phases(trace: Trace) -> None:
+    trace.describe(rank=1, world_size=2)
+    trace.restart_step()
+    with trace.blocked(Phase.DATA):
+        time.sleep(0.02)
+    time.sleep(0.03)
+    trace.exchange_from(iter([Exchanged(0.005), None]).__next__)
+    trace.add_samples(64)
+    trace.step_done()
+    trace.step_done()
+    first, second = (record for record in reader_of(trace).new_records() if isinstance(record, Step))
+    assert (first.number, first.samples, second.number, second.samples) == (1, 64, 2, 0)
+    assert first.data >= 0.02
+    assert first.exchange == pytest.approx(0.005)
+    assert first.compute == pytest.approx(first.seconds - first.data - first.exchange)
+    assert second.exchange == 0
+    assert reader_of(trace).step == 2
+
+
+def test_phases_never_take_longer_than_the_step(trace: Trace) -> None:
+    trace.describe(rank=0)
+    trace.time.add(Phase.EXCHANGE, 100.0)
+    trace.time.add(Phase.CODEC, 300.0)
+    trace.step_done()
+    step = next(record for record in reader_of(trace).new_records() if isinstance(record, Step))
+    assert step.exchange + step.codec <= step.seconds * 1.001
+    assert step.codec == pytest.approx(3 * step.exchange)
+
+
+def test_steps_of_several_optimizers_are_counted_once(trace: Trace) -> None:
+    class Optimizer:
+        pass
+
+    one, other = Optimizer(), Optimizer()
+    for _ in range(3):
+        trace.mark(one)
+        trace.mark(other)
+    assert trace.step == 3
+
+
+@dataclass
+class Unhashable:
+    """As some optimizers are."""
+
+    lr: float = 0.1
+
+
+class Slotted:
+    """Without room for a mark."""
+
+    __slots__ = ()
+
+
+def test_any_object_may_do_steps_and_need_not_stay(trace: Trace) -> None:
+    doer = Unhashable()
+    for _ in range(3):
+        trace.mark(doer)
+    trace.mark(Slotted())
+    del doer
+    trace.mark(Unhashable())
+    assert trace.step == 3
+
+
+def test_averaging_gradients_is_a_step() -> None:
+    [backend] = SimulatedBackend.create_group(1)
+    context, before = DistributedContext(backend), own_trace().step
+    for _ in range(before + 2):
+        average_gradients(context, [np.ones(3, np.float32)])
+    assert own_trace().step == before + 2
+
+
+def test_values_and_events_are_written_and_cut(trace: Trace) -> None:
+    trace.event("early", "kept until the trace is opened")
+    trace.describe(rank=0)
+    trace.log({f"value{n}": float(n) for n in range(10)}, step=7)
+    trace.log({"x" * 100: float("nan")})
+    trace.event("lost", "word " * 100)
+    found = list(reader_of(trace).new_records())
+    values = {name: value for record in found if isinstance(record, Values) for name, value in record.values.items()}
+    assert [values[f"value{n}"] for n in range(10)] == list(range(10))
+    assert "x" * 32 in values
+    texts = [record.text for record in found if isinstance(record, Event)]
+    assert texts[0] == "kept until the trace is opened"
+    assert texts[1].endswith("…")
+
+
+def test_the_file_goes_with_the_trace(trace: Trace) -> None:
+    trace.describe(rank=0)
+    path = reader_of(trace).path
+    trace.close()
+    trace.close()
+    assert not path.exists()
+    trace.step_done()  # counts, and writes nothing
+    trace.event("late", "nobody sees it")
+
+
+@pytest.mark.parametrize("folder", [OFF, "/proc/nowhere"])
+def test_without_a_place_nothing_is_written_and_nothing_raises(folder: str) -> None:
+    trace = Trace(folder)
+    trace.describe(rank=0)
+    trace.step_done(samples=3)
+    trace.log({"loss": 1.0})
+    trace.event("a", "b")
+    assert (trace.step, trace.folder) == (1, None)
+
+
+def test_a_forked_child_does_not_write_to_its_parents_trace(trace: Trace) -> None:
+    trace.describe(rank=0)
+    trace.step_done()
+    child = os.fork()
+    if child == 0:
+        trace.abandon()
+        trace.step_done(5)
+        trace.close()
+        os._exit(0)
+    os.waitpid(child, 0)
+    reader = reader_of(trace)
+    assert reader.is_alive()
+    assert reader.step == 1
+    trace.step_done()
+    assert reader.step == 2
