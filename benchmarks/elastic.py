@@ -3,11 +3,13 @@
     python -m benchmarks.elastic --kills 100
     python -m benchmarks.elastic --storm 1800 --every 29 --faults kill,freeze,cut
     python -m benchmarks.elastic --churn 3600
+    python -m benchmarks.elastic --against torchft --seconds 1200
 
 Members live in network namespaces (or on loopback), encrypted, with whole-number gradients; computing is a sleep, so
 that the cores of this machine do not decide. The state of each member is compared at every step with that of a run
 without faults. elastic_member.py is what a member runs, elastic_cluster.py starts members, elastic_storms.py hurts
-them.
+them. `--against torchft` is another program, elastic_compared.py, with options of its own: a model of torch, trained by
+both.
 """
 
 from __future__ import annotations
@@ -319,6 +321,11 @@ def _batch(text: str) -> int:
 
 def main() -> None:
     """Run the command line."""
+    if sys.argv[1:3] == ["--against", "torchft"]:
+        from benchmarks import elastic_compared  # needs torch
+
+        elastic_compared.main(sys.argv[3:])
+        return
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.elastic", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -98,14 +98,23 @@ def elastic(given: argparse.Namespace) -> None:
 class Pair:
     """Two processes that do the same."""
 
-    def __init__(self, kind: str, size: int, seconds: tuple[float, float], batch: int = 2) -> None:
+    def __init__(
+        self,
+        kind: str,
+        size: int,
+        seconds: tuple[float, float],
+        batch: int = 2,
+        *,
+        module: str = "benchmarks.elastic_price",
+        options: tuple[str, ...] = (),
+    ) -> None:
         self._home = tempfile.TemporaryDirectory(prefix="ringfort-price-")
         key = NetworkNamespace.generate("price").join_code()
         with socket.create_server(("127.0.0.1", 0)) as server:
             port = server.getsockname()[1]
         environment = {**os.environ, "RINGFORT_KEY": key, "RINGFORT_HOME": self._home.name, "RINGFORT_CLUSTER": ""}
-        command = [sys.executable, "-m", "benchmarks.elastic_price", "--kind", kind, "--size", str(size)]
-        command += ["--port", str(port), "--batch", str(batch)]
+        command = [sys.executable, "-m", module, "--kind", kind, "--size", str(size)]
+        command += ["--port", str(port), "--batch", str(batch), *options]
         self.processes = [
             subprocess.Popen(
                 [*command, "--rank", str(rank), "--seconds", str(seconds[rank])],
@@ -149,14 +158,19 @@ def price(mib: float, rounds: int, steps: int, seconds: float) -> str:
     """Return the price of elasticity for so many MiB of gradients."""
     size = int(mib * (1 << 18))
     with pair("plain", size, (seconds,) * 2) as without, pair("elastic", size, (seconds,) * 2) as with_it:
-        for one in (without, with_it):
-            one.run(steps)  # the first step, and warm caches
-        times: dict[Pair, list[float]] = {without: [], with_it: []}
-        for turn in range(rounds):
-            for one in (without, with_it)[:: 1 if turn % 2 else -1]:
-                times[one] += one.run(steps)
+        return f"{mib:g} MiB: {compared(without, with_it, rounds, steps)}"
+
+
+def compared(without: Pair, with_it: Pair, rounds: int, steps: int) -> str:
+    """Have two pairs take turns. Return the medians of their steps, and what the second one costs more."""
+    for one in (without, with_it):
+        one.run(steps)  # the first step, and warm caches
+    times: dict[Pair, list[float]] = {without: [], with_it: []}
+    for turn in range(rounds):
+        for one in (without, with_it)[:: 1 if turn % 2 else -1]:
+            times[one] += one.run(steps)
     a, b = median(times[without]), median(times[with_it])
-    return f"{mib:g} MiB: {a * 1e3:.2f} ms without, {b * 1e3:.2f} ms with it: {(b - a) * 1e6:.0f} us, {b / a - 1:.2%}"
+    return f"{a * 1e3:.2f} ms without, {b * 1e3:.2f} ms with it: {(b - a) * 1e6:.0f} us, {b / a - 1:.2%}"
 
 
 def unequal(steps: int) -> str:

@@ -66,6 +66,7 @@ def main() -> None:
                 momentum[name] *= 0.9
                 momentum[name] += slope
                 weights[name] -= 0.1 * momentum[name]
+            ringfort.log(loss=step.loss)  # for `ringfort top` and `ringfort dash`
             if step.number % 200 == 0:
                 print(f"step {step.number}: loss {step.loss:.6f}, {len(run.members)} members", flush=True)
     digest = hashlib.sha256(b"".join(weights[name].tobytes() for name in sorted(weights))).hexdigest()

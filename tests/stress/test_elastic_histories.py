@@ -24,6 +24,8 @@ FOUND_BY: dict[str, Kind] = {
     "trusts the joiner's step": "seating",
     "tells without the fence": "seating",
     "drops what was sent in recovery": "sending",
+    "forgets a proposal that may be committed": "sending",
+    "mixes sums of steps of other sizes": "scaled",
 }
 """The histories that find out what is missing, if not those of the model."""
 IMPLIED = {"takes the oldest of several held results"}
@@ -33,7 +35,7 @@ results. tests/unit/training/elastic/test_protocol.py has the rule by itself."""
 
 
 @pytest.mark.parametrize("thousand", range(THOUSANDS))
-@pytest.mark.parametrize("kind", ["model", "seating", "sending", "network"])
+@pytest.mark.parametrize("kind", ["model", "seating", "sending", "scaled", "network", "scaled network"])
 def test_no_history_breaks_a_promise(kind: Kind, thousand: int) -> None:
     assert violations(kind, range(1000 * thousand, 1000 * (thousand + 1))) == []
 

@@ -583,7 +583,8 @@ def dropped(rank: int, world_size: int, finds: bool = False) -> tuple[str, objec
     from ringfort.config import DistributedConfig
     from ringfort.context import DistributedContext
     from ringfort.torch.create import form
-    from ringfort.torch.init_method import links_of, meet
+    from ringfort.torch.init_method import meet
+    from ringfort.torch.linked_store import links_of
 
     gc.disable()
     if finds:
@@ -708,16 +709,16 @@ def fsdp_curve(rank: int, world_size: int, backend: str, steps: int) -> list[flo
 
 def steps(rank: int, world_size: int) -> int:
     """Each step of an optimizer counts; one that is compiled works."""
-    from ringfort.telemetry.steps import own_steps
+    from ringfort.telemetry.trace import own_trace
 
     with group(rank, world_size):
-        before = own_steps().done
+        before = own_trace().step
         weight = torch.nn.Parameter(torch.ones(3))
         weight.grad = torch.ones(3)
         optimizer = torch.optim.SGD([weight], lr=0.5)
         for _ in range(before + 2):
             optimizer.step()
-        counted = own_steps().done - before
+        counted = own_trace().step - before
         other = torch.nn.Parameter(torch.ones(3))
         other.grad = torch.ones(3)
         torch.compile(torch.optim.SGD([other], lr=0.5).step, backend="eager")()

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import subprocess
 import sys
-from contextlib import ExitStack
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from threading import Thread
 
 import psutil
 import pytest
@@ -19,14 +16,16 @@ import pytest
 pytestmark = pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed: pip install torch")
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-ELSEWHERE = {"language", "parameter_server", "actor_learner", "elastic_numpy"}
-"""No example by itself; and those without torch, which are in tests/cluster/test_rpc_examples.py and
-test_elastic_example.py."""
-PROGRAMS = sorted(path.stem for path in EXAMPLES.glob("*.py") if path.stem not in ELSEWHERE)
+ELSEWHERE = {"language", "parameter_server", "actor_learner"}
+"""No example by itself; and those without torch, which are in tests/cluster/test_rpc_examples.py. Those of elastic runs
+are in tests/cluster/test_elastic_example.py, test_integrations.py and test_elastic_hsdp_example.py."""
+PROGRAMS = sorted(
+    path.stem for path in EXAMPLES.glob("*.py") if path.stem not in ELSEWHERE and "elastic" not in path.stem
+)
 RANKS = {"hsdp": 4}
 NEEDS = {"with_lightning": "lightning", "with_accelerate": "accelerate"}
 OF_ITS_OWN = {"checkpoint", "torchrun"}
-"""Examples that have a test to themselves below."""
+"""Examples that have a test to themselves: below, and in tests/stress/test_torchrun.py."""
 STEPS = 20
 MARK = "# the line that differs; before: "
 PATIENCE = 100
@@ -110,42 +109,3 @@ def test_a_run_that_was_killed_goes_on_from_its_checkpoint(tmp_path: Path) -> No
     losses = curve_in(again.stdout)
     assert list(losses) == list(range(int(resumed[1]) + 1, STEPS + 1))
     assert_same(list(losses.values()), curve("fsdp2")[int(resumed[1]) :])
-
-
-@pytest.mark.timeout(300)  # two agents start twice: 20 seconds of processor time before the first step
-def test_under_torchrun_a_killed_worker_costs_a_pause(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1", "--max-restarts=2"]
-    command += ["--rdzv-backend=ringfort", "--rdzv-id=example", "--rdzv-conf=join_timeout=60"]
-    command += [str(EXAMPLES / "torchrun.py"), "--snapshot", str(tmp_path / "snapshot.pt")]
-    command += ["--save-every", "2", "--steps", "30"]
-    variables = {**os.environ, "RINGFORT_INTERFACES": "127.0.0.1"}
-    said: list[list[str]] = [[], []]
-
-    def listen(number: int) -> None:
-        for line in agents[number].stdout or ():
-            said[number].append(line)
-            if line.startswith("step 3 ") and "resumed" not in "".join(said[number]):
-                psutil.Process(agents[1 - number].pid).children()[-1].kill()
-
-    with ExitStack() as stack:
-        agents = [
-            stack.enter_context(
-                subprocess.Popen(command, env=variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-            )
-            for _ in range(2)
-        ]
-        listeners = [Thread(target=listen, args=(number,)) for number in range(2)]
-        for listener in listeners:
-            listener.start()
-        for listener in listeners:
-            listener.join()
-    words = "".join("".join(lines) for lines in said)
-    assert [agent.returncode for agent in agents] == [0, 0], words
-    assert "Error waiting on exit barrier" not in words
-    resumed = re.findall(r"resumed after step (\d+)", words)
-    assert len(resumed) == 1, words
-    losses = curve_in(words.partition("resumed")[2])
-    assert list(losses) == list(range(int(resumed[0]) + 1, 31)), words
-    reference = dict(enumerate(curve("ddp"), start=1))
-    both = sorted(losses.keys() & reference.keys())
-    assert_same([losses[step] for step in both], [reference[step] for step in both])

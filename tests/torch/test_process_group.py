@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import signal
+from pathlib import Path
 
 import pytest
 
+from tests.helpers.traces import by_rank
 from tests.torch.zygote import Zygote
 
 
@@ -164,3 +166,24 @@ def check_curves(zygote: Zygote, curve: str, *, world_size: int, steps: int) -> 
         assert ours == [pytest.approx(losses, rel=1e-3) for losses in theirs]
     assert all(losses[-1] < losses[0] for losses in ours)
     return max(abs(a - b) for mine, other in zip(ours, theirs, strict=True) for a, b in zip(mine, other, strict=True))
+
+
+GRADIENTS = 4 * 5 * 256
+"""Bytes of those of the model in watched_scenarios.py."""
+
+
+def test_ddp_shows_who_computes_who_loads_and_who_waits(zygote: Zygote, tmp_path: Path) -> None:
+    zygote.run("torch.watched_scenarios.ddp", 2, RINGFORT_TELEMETRY=str(tmp_path), RINGFORT_SHM="off")
+    slow, quick = by_rank(tmp_path)
+    for rank, written in enumerate((slow, quick)):
+        header = written.header
+        assert (header.rank, header.world_size, header.role) == (rank, 2, "")
+        assert header.gradient_bytes == GRADIENTS
+        assert written.step == 8
+        assert written.numbers == list(range(1, 9))  # the loader has said when the first one began
+        assert written.samples == [8] * 8
+        assert list(written.values["loss"]) == list(range(8))  # each was logged before the optimizer's step
+        assert written.sent[-1].sent[1 - rank] > GRADIENTS
+    assert min(step.compute for step in slow.steps) > 0.9 * 0.05
+    assert min(step.data for step in quick.steps) > 0.9 * 0.01
+    assert quick.usual("exchange") > max(0.01, slow.usual("exchange"))  # it waits while the other computes

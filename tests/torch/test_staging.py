@@ -6,6 +6,7 @@ The tests on a real one are in tests/gpu.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -28,6 +29,7 @@ from ringfort import (
     PeerLostError,
     SimulatedBackend,
 )
+from ringfort.telemetry.trace import own_trace
 from ringfort.testing.ranks import results, run_ranks
 from ringfort.torch import staging
 from ringfort.torch.cuda import CudaEngine
@@ -315,6 +317,25 @@ def test_memory_is_kept_for_both_streams_and_a_future_gives_the_tensors() -> Non
 
     with ranks(2) as group:
         on_all(group, program)
+
+
+@pytest.mark.parametrize("how", ["at once", "wait", "future"])
+def test_to_wait_for_the_own_gpu_is_no_exchange(how: str) -> None:
+    """Those who watch must not take a slow GPU for a slow network."""
+    computing = 0.2
+
+    def program(me: Rank) -> None:
+        me.group.barrier().wait()
+        me.device.current().put(lambda: time.sleep(computing))  # a kernel
+        work = me.group.allreduce([torch.ones(5000)], options("Allreduce", asyncOp=how != "at once"))
+        work.get_future().wait() if how == "future" else work.wait()
+
+    with ranks(2) as group:
+        own_trace().restart_step()
+        on_all(group, program)
+        spent = own_trace().time.take()
+    assert spent.seconds > computing
+    assert spent.exchange < computing / 2
 
 
 # --- errors -----------------------------------------------------------------------------------------------------------

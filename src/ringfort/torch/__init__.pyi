@@ -3,6 +3,7 @@
 from .compression import compress_hook as compress_hook, compress_reduce_scatter as compress_reduce_scatter
 from .cuda import gpu_all_reduce as gpu_all_reduce, gpu_broadcast as gpu_broadcast
 from .sharding import ShardingStrategy as ShardingStrategy, shard as shard
+from .training.run import TorchRun as TorchRun, elastic as elastic
 
 BACKEND: str
 

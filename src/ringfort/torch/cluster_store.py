@@ -10,7 +10,6 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import Future, TimeoutError as FutureTimeoutError
 from contextlib import suppress
-from datetime import timedelta
 from itertools import count
 from typing import TYPE_CHECKING, Any, Final
 
@@ -19,96 +18,36 @@ import msgspec
 from ringfort.cluster.core.events import ClusterEvent, Noted, PeerJoined, PeerLost
 from ringfort.errors import ChannelClosedError, InvalidArgumentError, OperationTimeoutError, PeerLostError
 from ringfort.torch.key_value import Answer, KeyValueStore, Request, Verb
-from ringfort.torch.names import dist
+from ringfort.torch.linked_store import LinkedStore
 from ringfort.transport.finalisers import weakly
 
 if TYPE_CHECKING:
-    from ringfort.cluster.backend import AutoDiscoveryBackend
     from ringfort.cluster.node import ClusterNode
 
 _REQUEST: Final = "torch.store.ask"
 _ANSWER: Final = "torch.store.tell"
 _REPEAT: Final = 1.0
 """Seconds after which a request is repeated: it may get lost while the owner does not listen yet."""
-DEFAULT_TIMEOUT: Final = 300.0
-"""Seconds to wait for a key by default, as torch's own stores do."""
 
 
-class ClusterStore(dist.Store):
+class ClusterStore(LinkedStore):
     """The store of the peers that name the same `owner`. `label` tells the stores of one cluster apart.
 
     Lives until `close`, and no longer than its node.
     """
 
     def __init__(self, node: ClusterNode, owner: str, label: str = "") -> None:
-        super().__init__()  # pyright: ignore[reportUnknownMemberType]  # torch's
-        self.backend: AutoDiscoveryBackend | None = None
-        """The links of the processes that met with `init_method="ringfort://"`, until a process group takes them."""
+        super().__init__()
         self._node = node
         self._owner = owner
         self._request_topic, self._answer_topic = _REQUEST + label, _ANSWER + label
         self._contents = KeyValueStore()
-        self._seconds = DEFAULT_TIMEOUT
         self._numbers = count(1)
         self._lock = threading.Lock()
         self._pending: dict[int, Future[Answer]] = {}
         self._lost: str | None = None
         """Why the owner cannot be reached."""
         self._unsubscribe = node.subscribe(weakly(self._on_event, None))
-
-    # --- the interface of torch -----------------------------------------------------------------------------------
-
-    def set(self, key: str, value: str | bytes) -> None:
-        """Set the value of `key`."""
-        self._request("set", [key], value=_bytes(value))
-
-    def get(self, key: str) -> bytes:
-        """Wait for `key` and return its value."""
-        return self._request("get", [key]).value
-
-    def add(self, key: str, amount: int) -> int:
-        """Add to the number under `key`, by default 0, and return the sum."""
-        answer = self._request("add", [key], amount=amount)
-        if answer.refusal:
-            raise InvalidArgumentError("key", key, answer.refusal)
-        return answer.amount
-
-    def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
-        """Set the value of `key` to `desired` if it is `expected`; return the value that it has then."""
-        return self._request("swap", [key], value=_bytes(expected), other=_bytes(desired)).value
-
-    def delete_key(self, key: str) -> bool:
-        """Delete `key`; return whether it was there."""
-        return bool(self._request("delete", [key]).amount)
-
-    def check(self, keys: Sequence[str]) -> bool:
-        """Return whether all `keys` are there."""
-        return bool(self._request("check", keys).amount)
-
-    def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
-        """Wait until all `keys` are there."""
-        self._request("wait", keys, seconds=None if timeout is None else timeout.total_seconds())
-
-    def num_keys(self) -> int:
-        """Return how many keys there are."""
-        return self._request("count", []).amount
-
-    getNumKeys = num_keys  # noqa: N815  # torch's C++ calls it by this name
-
-    def set_timeout(self, timeout: timedelta) -> None:
-        """Set how long keys are waited for."""
-        self._seconds = timeout.total_seconds()
-
-    @property
-    def timeout(self) -> timedelta:
-        """How long keys are waited for."""
-        return timedelta(seconds=self._seconds)
-
-    def clone(self) -> ClusterStore:
-        """Return the store itself: it may be used from any thread."""
-        return self
-
-    # --- requests and answers -------------------------------------------------------------------------------------
 
     def close(self) -> None:
         """Stop to send and answer requests."""
@@ -191,7 +130,3 @@ class ClusterStore(dist.Store):
 
     def _owner_lost(self, why: str) -> PeerLostError:
         return PeerLostError(self._owner, f"{why}; it owned the key-value store")
-
-
-def _bytes(value: str | bytes) -> bytes:
-    return value.encode() if isinstance(value, str) else bytes(value)

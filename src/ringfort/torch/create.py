@@ -22,7 +22,8 @@ from ringfort.context import DistributedContext
 from ringfort.errors import InvalidArgumentError, RendezvousError, RendezvousTimeoutError
 from ringfort.torch.devices import tell_of_cuda
 from ringfort.torch.hooks import keep_recorder_off
-from ringfort.torch.init_method import group_seconds, links_of
+from ringfort.torch.init_method import group_seconds
+from ringfort.torch.linked_store import links_of
 from ringfort.torch.names import dist, torch
 from ringfort.torch.process_group import RingfortProcessGroup
 from ringfort.transport import tcp
@@ -49,7 +50,10 @@ def create(options: Any, backend_options: Any = None) -> RingfortProcessGroup:
     if links is None and members and isinstance(world, RingfortProcessGroup):
         links = SubBackend(world.context.backend, members, is_ordered=True, label=str(options.group_id))
     links = links or form(options.store, options.group_rank, options.group_size, config)
-    return RingfortProcessGroup(options.store, DistributedContext(links), config.timeout)
+    context = DistributedContext(links)
+    if not members:
+        context.show()
+    return RingfortProcessGroup(options.store, context, config.timeout)
 
 
 def form(store: Any, rank: int, world_size: int, config: DistributedConfig) -> TcpBackend:

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import partial
+from time import perf_counter
 from typing import Any
 from weakref import proxy
 
@@ -14,6 +15,8 @@ from ringfort.collectives.ops import Op, ReduceOp
 from ringfort.collectives.work import Work
 from ringfort.context import DistributedContext
 from ringfort.errors import BackendUnavailableError, InvalidArgumentError, UnsupportedArrayError
+from ringfort.telemetry.step_time import Phase, is_service_thread
+from ringfort.telemetry.trace import own_trace
 from ringfort.torch.hooks import untraced
 from ringfort.torch.names import torch
 from ringfort.torch.operations import Call, all_reduce, broadcast, by_engine
@@ -109,6 +112,31 @@ class CudaWork(RingfortWork):
         return self._device.future()
 
 
+@untraced
+class _StagedWork(CudaWork):
+    """A collective through host memory."""
+
+    def __init__(self, staged: StagedCall, device: Any, tensors: Sequence[Any], work: Work) -> None:
+        super().__init__(device, lambda: staged.ended, tensors, work)
+        self._staged = staged
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        if self._work is None or self._work.is_completed():
+            return super().wait(timeout)
+        start = perf_counter()
+        try:
+            return super().wait(timeout)
+        finally:
+            _leave_out_kernels(start, self._staged.ready_at)
+
+
+def _leave_out_kernels(start: float, ready_at: float | None) -> None:
+    """Of the time since `start`, in which this thread has waited for a collective, take that out of the step's exchange
+    in which the GPU has computed what the collective sends."""
+    if ready_at is not None and ready_at > start and not is_service_thread():
+        own_trace().time.add(Phase.EXCHANGE, start - ready_at)
+
+
 class CudaEngine:
     """Serves the tensors of one group that are on GPUs."""
 
@@ -134,11 +162,13 @@ class CudaEngine:
             staged = StagedCall(stage, call, seconds, is_alone=not is_async)
             if is_async:
                 work = self._context.issue(staged.whole, True)
-                works.append(CudaWork(stage.device, lambda staged=staged: staged.ended, call.results, work))
+                works.append(_StagedWork(staged, stage.device, call.results, work))
                 continue
+            start = perf_counter()
             try:
                 self._context.issue(staged.whole, False)
             finally:
+                _leave_out_kernels(start, staged.ready_at)
                 if staged.ended is not None:
                     stage.device.current().wait_event(staged.ended)
             works.append(RingfortWork(call.results))

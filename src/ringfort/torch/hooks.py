@@ -1,14 +1,15 @@
-"""What Ringfort hooks into torch: it counts the steps of optimizers, and keeps the compiler and the flight recorder
-away from classes of ours."""
+"""What Ringfort hooks into torch: it counts the steps of optimizers and the time that programs wait for a DataLoader,
+and keeps the compiler and the flight recorder away from classes of ours."""
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, wraps
 from importlib import import_module
 from types import FunctionType
 from typing import Any, Final, TypeVar
 
-from ringfort.telemetry.steps import own_steps
+from ringfort.telemetry.trace import Trace, own_trace
+from ringfort.torch.future_waits import future_waits
 from ringfort.torch.names import dist, torch
 
 _T = TypeVar("_T", bound=type)
@@ -19,17 +20,43 @@ _RECORDER: Final = "_maybe_attach_flight_recorder"
 """The function of torch 2.15 that attaches its flight recorder to a new group."""
 
 
+def watch_training() -> None:
+    """Count the steps of every optimizer of this process, and the waits for data and futures. Idempotent."""
+    _hook_into_torch()
+    _follow_futures(own_trace())
+
+
 @cache
-def count_steps() -> None:
-    """Register a hook that counts the steps of every optimizer of this process, which `ringfort peers` shows.
-    Idempotent."""
+def _hook_into_torch() -> None:
     import_module("torch.optim.optimizer").register_optimizer_step_post_hook(_stepped)
+    _time_loaders()
+
+
+@cache
+def _follow_futures(trace: Trace) -> None:  # a forked process has a trace of its own
+    trace.exchange_from(future_waits.exchanged)
 
 
 def _stepped(optimizer: Any, *_: Any) -> None:
     # Steps inside torch.compile are not counted: the compiler would trace the counter.
     if not torch.compiler.is_compiling():
-        own_steps().mark(optimizer)
+        own_trace().mark(optimizer)
+
+
+def _time_loaders() -> None:
+    """Time every `next` of a DataLoader's iterator. The class is not public: without it, that time is not known."""
+    loader = import_module("torch.utils.data.dataloader")
+    base: Any = getattr(loader, "_BaseDataLoaderIter", None)
+    plain: Any = getattr(base, "__next__", None)
+    if plain is None:
+        return
+
+    @wraps(plain)
+    def timed(self: Any) -> Any:
+        with own_trace().loading():
+            return plain(self)
+
+    base.__next__ = timed
 
 
 def untraced(cls: _T) -> _T:

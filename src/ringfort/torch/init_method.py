@@ -12,17 +12,14 @@ from ringfort.cluster.backend import AutoDiscoveryBackend
 from ringfort.config import AutoDiscoveryConfig, DistributedConfig, Environment
 from ringfort.errors import ConfigError, did_you_mean
 from ringfort.torch.cluster_store import ClusterStore
+from ringfort.torch.linked_store import keep
 from ringfort.torch.names import dist
 from ringfort.torch.tensors import to_seconds
-from ringfort.transport.finalisers import WeakKeys
 
 JOIN_TIMEOUT: Final = 30.0
 """Seconds to look for peers by default. Torch's own half hour is too long for a person who has forgotten to start the
 other machine."""
 _QUERY: Final = ("world_size", "rank", "min_peers", "timeout")
-_stores: Final[WeakKeys[AutoDiscoveryBackend, ClusterStore]] = WeakKeys()
-"""Torch keeps only the C++ half of a store; without a reference here, the Python half would be collected. A store lives
-as long as its links, which it holds itself until a process group takes them."""
 
 
 def meet(url: str, timeout: timedelta | None = None, **_: Any) -> Iterator[tuple[Any, int, int]]:
@@ -53,27 +50,8 @@ def meet(url: str, timeout: timedelta | None = None, **_: Any) -> Iterator[tuple
     except BaseException:
         backend.close()
         raise
-    _stores[backend], store.backend = store, backend
+    keep(store, backend)
     yield store, backend.rank, backend.world_size
-
-
-def forget(backend: object) -> None:
-    """Close the store of a group that has ended."""
-    if isinstance(backend, AutoDiscoveryBackend):
-        store = _stores.get(backend)
-        if store is not None:
-            del _stores[backend]
-            store.close()
-
-
-def links_of(store: Any) -> AutoDiscoveryBackend | None:
-    """Return the links that were made with `store`, which torch has wrapped; None if there are none, or in use."""
-    while isinstance(store, dist.PrefixStore):
-        store = store.underlying_store
-    if not isinstance(store, ClusterStore):
-        return None
-    backend, store.backend = store.backend, None
-    return backend
 
 
 def group_seconds(timeout: timedelta | None) -> float:

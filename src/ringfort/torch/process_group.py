@@ -20,8 +20,8 @@ from ringfort.torch import BACKEND, operations, several
 from ringfort.torch.arguments import at_least_one, only, only_list, op_of, options_of, pairs_of, root_tensor_of
 from ringfort.torch.callbacks import current, follow_futures, origin_of
 from ringfort.torch.devices import BEFORE_2_13, make_engine, named_for, routed
-from ringfort.torch.hooks import count_steps, untraced
-from ringfort.torch.init_method import forget
+from ringfort.torch.hooks import untraced, watch_training
+from ringfort.torch.linked_store import forget
 from ringfort.torch.names import dist, torch
 from ringfort.torch.operations import ALL_GATHER, ALL_TO_ALL, GATHER, REDUCE_SCATTER, SCATTER, Call, Operation
 from ringfort.torch.point_to_point import Messages, monitored_barrier
@@ -51,7 +51,7 @@ class RingfortProcessGroup(dist.ProcessGroup):
         self._coalesced: list[RingfortWork] | None = None
         self.engines: dict[str, Any] = {"cpu": None}
         """What serves tensors on each type of device; None for host memory. Others are made when first needed."""
-        count_steps()
+        watch_training()
         follow_futures()
 
     # --- collectives ----------------------------------------------------------------------------------------------

@@ -124,7 +124,7 @@ def make_mesh(strategy: ShardingStrategy, device_type: str) -> Any:
     """Return the mesh of a strategy over all ranks of the default group. Raises `InvalidArgumentError`."""
     world_size = dist.get_world_size()
     if strategy.kind is Sharding.HYBRID_SHARD:
-        rows = arrange(_hosts(world_size), strategy.intra_node_size)
+        rows = arrange(hosts_of_ranks(world_size), strategy.intra_node_size)
     elif strategy.kind is Sharding.NO_SHARD:
         rows = [[rank] for rank in range(world_size)]
     else:
@@ -152,7 +152,7 @@ def arrange(hosts: Sequence[int], intra_node_size: int | None) -> list[list[int]
     return [ranks[start : start + size] for ranks in members.values() for start in range(0, len(ranks), size)]
 
 
-def _hosts(world_size: int) -> Sequence[int]:
+def hosts_of_ranks(world_size: int) -> Sequence[int]:
     """Return, for each rank of the default group, the lowest rank on its host."""
     context = getattr(dist.group.WORLD, "context", None)
     if context is not None:

@@ -17,6 +17,7 @@ from typing import Any, Final
 
 from ringfort.config import Environment
 from ringfort.context import DistributedContext
+from ringfort.torch.future_waits import future_waits
 from ringfort.torch.operations import Call, Operation, meet
 from ringfort.torch.tensors import flatten, is_plain, to_array
 
@@ -88,6 +89,8 @@ class StagedCall:
         self.ended: Any = None
         """Once the call has run or failed, the event after which nothing touches the caller's tensors any more. None if
         everything was done in the caller's own stream."""
+        self.ready_at: float | None = None
+        """When the kernels before the call had run, and the first chunk was in host memory."""
         self._issued: Any = None
         current = device.current()
         if call.before is not None:
@@ -161,6 +164,9 @@ class StagedCall:
             left = self._seconds if count == 1 else max(_MIN_SECONDS, deadline - time.monotonic())
             operation = self._operation(chunk.parts, left)
             chunk.copied.synchronize()
+            if index == 0:  # its own kernels have run until now: to wait for them is no exchange
+                self.ready_at = time.perf_counter()
+                future_waits.ready()
             operation.run()
             for flat, part in self._writes:
                 self._device.copy(self._up, flat[chunk.elements], chunk.parts[part])

@@ -8,6 +8,7 @@ from typing import Any
 
 from ringfort.collectives.work import Work
 from ringfort.torch.callbacks import Origin, follow
+from ringfort.torch.future_waits import future_waits
 from ringfort.torch.hooks import untraced
 from ringfort.torch.names import dist, torch
 from ringfort.torch.tensors import to_seconds
@@ -85,8 +86,14 @@ class RingfortWork(dist._Work):
         ended = self._new_future()
         if self._work is None:
             ended.set_result(None)
-        else:
-            self._work.add_done_callback(lambda _: ended.set_result(None))
+            return ended
+        count_end = future_waits.issued()
+
+        def complete(_: Work) -> None:
+            count_end()  # before those who wait continue, and perhaps end the step
+            ended.set_result(None)
+
+        self._work.add_done_callback(complete)
         return ended
 
     def _result_of(self, _: Any) -> list[Any]:
