@@ -40,13 +40,47 @@ def test_a_member_that_is_asked_to_end_leaves_after_its_step_and_nothing_is_comp
         assert (end["done"], end["seen"]) == (60, [20])
         # A member that came later than the first two has begun with a copy of the state, and applied what came since.
         assert (end["applied"], end["copied"] or [0]) == (60 - end["began"], [end["began"]])
-        # The reason comes by another thread, and may be late for this line on a busy machine.
-        assert any(f" left: 2 members from step {last + 1}" in line for line in end["events"])
+        assert any(f"(it leaves) left: 2 members from step {last + 1}" in line for line in end["events"])
     own = max(line.get("computed", 0) for line in leaving.lines)
     assert own > 0
     # Eight micro-batches a step, and two with which a member that came later has warmed up.
     late = sum(program.has_said("Copied the state of step") for program in (leaving, *others))
     assert own + sum(end["computed"] for end in ends) == 60 * 8 + 2 * late
+
+
+def test_a_batch_per_member_grows_and_shrinks_with_the_members_and_counts_each_sample_once(
+    start: Start, tmp_path: Path
+) -> None:
+    hurry = tmp_path / "hurry"
+    given: dict[str, Any] = {"total": 200, "batch_per_member": 10, "hurry": str(hurry)}
+
+    def opened(program: Program, samples: int, since: int = 0) -> int:
+        """Wait for a step with so many samples, of those after step `since`. Return its number."""
+        return program.until(lambda line: line.get("step", 0) > since and line["samples"] == samples)["step"]
+
+    first, second = [start(**given) for _ in range(2)]
+    both = opened(first, 20)
+    third = start(**given)
+    three = opened(first, 30, both)
+    assert opened(third, 30, both)
+    second.process.kill()
+    assert opened(first, 20, three)
+    hurry.touch()
+    ends = [program.end() for program in (first, third)]
+    sizes: dict[int, int] = {}
+    for program in (first, second, third):
+        for line in program.lines:
+            if "step" in line:
+                assert sizes.setdefault(line["step"], line["samples"]) == line["samples"]
+    assert sizes.keys() == set(range(1, 201))
+    cursor = 0
+    for number in sorted(sizes):
+        cursor += sizes[number]
+        assert sizes[number] in (20, 30) or cursor % 96 == 0  # the end of a pass
+    passes, rest = divmod(cursor, 96)
+    for end in ends:
+        assert (end["done"], end["sum"]) == (200, cursor)
+        assert end["seen"] == ([passes, passes + 1] if rest else [passes])
 
 
 def test_a_run_below_its_minimum_waits_and_a_late_joiner_of_a_finished_one_gets_the_state(start: Start) -> None:

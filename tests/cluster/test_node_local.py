@@ -69,7 +69,7 @@ from ringfort.errors import (
 from ringfort.identity.credentials import Credentials
 from ringfort.identity.keypair import NodeIdentity
 from ringfort.identity.namespace import NetworkNamespace
-from ringfort.telemetry.steps import own_steps
+from ringfort.telemetry.trace import own_trace
 from ringfort.transport.frames import PROTOCOL_VERSION
 from ringfort.transport.handshake import sealed
 from ringfort.transport.hello import Control, Join, Meet, Probe, Refused
@@ -232,9 +232,9 @@ def test_of_two_nodes_that_came_together_the_one_that_did_more_leads_next(cluste
 def test_others_see_how_far_a_program_is(cluster: Cluster) -> None:
     one, _ = cluster.start(), cluster.start()
     one.wait_for_peers(1, PATIENCE)
-    wanted = own_steps().done + 3
+    wanted = own_trace().step + 3
     for _ in range(wanted):
-        own_steps().mark(cluster)
+        own_trace().mark(cluster)
     until(lambda: [view.step for view in one.snapshot() if not view.is_self] == [wanted], "it is not told")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 import json
 import os
+import platform
 import pty
 import re
 import signal
@@ -303,8 +304,8 @@ def test_ctrl_c_on_one_machine_ends_all() -> None:
         wait_until(lambda: are_gone(pids))
 
 
-def test_after_a_crash_all_machines_start_again_and_finish() -> None:
-    one, other = pair(["--max-restarts", "1", WORKER, "crash_once"])
+def test_after_a_crash_all_machines_start_again_and_finish_each_with_logs_of_its_own(tmp_path: Path) -> None:
+    one, other = pair(["--max-restarts", "1", "--log-dir", str(tmp_path), WORKER, "crash_once"])
     with launched(one, other):
         found = ends(one, other)
     for code, _, err in found:
@@ -313,6 +314,11 @@ def test_after_a_crash_all_machines_start_again_and_finish() -> None:
         assert "starting again, 1 of 1" in err
     lines = "".join(out for _, out, _ in found)
     assert sorted(lines.splitlines()) == [f"[{rank}] restarts 1 1 1 sum 3" for rank in range(2)]
+    names = {f"rank-{rank}.{platform.node()}" for rank in range(2)}
+    assert {path.name for path in tmp_path.iterdir()} == {
+        f"{name}{restart}.log" for name in names for restart in ("", ".restart-1")
+    }
+    assert {(tmp_path / f"{name}.restart-1.log").read_text() for name in names} == {"restarts 1 1 1 sum 3\n"}
 
 
 def test_one_machine_alone_starts_again_and_gives_up_after_the_last_restart() -> None:

@@ -323,6 +323,30 @@ def test_closing_ends_a_fetch(members: Members) -> None:
 # --- results ----------------------------------------------------------------------------------------------------------
 
 
+def test_a_run_rests_for_a_learner_that_does_not_come_nearer_until_it_has_caught_up(members: Members) -> None:
+    donor = donor_that()
+    donor.offer(image_of(BLOCK), MARK, EPOCH)
+    learner = members.learner({"a": donor})
+    after = learner.fetch(anything, timeout=PATIENCE).mark
+    newest = seal([donor], after, 6)[-1]
+    assert donor.rest(0.0) == 0  # too early to say
+    for _ in range(5):  # one result is sealed for each that it gets
+        replayed = learner.next_result(after, timeout=PATIENCE)
+        assert replayed is not None
+        after, newest = replayed.after, seal([donor], newest, 1)[-1]
+    assert donor.rest(0.0) > 0
+
+    def catch_up() -> None:
+        mark = after
+        for one in learner.results(mark, timeout=0.5):
+            mark = one.after
+        assert mark == newest
+
+    with in_thread(catch_up):
+        assert donor.rest(PATIENCE) < PATIENCE
+    assert donor.has_caught_up
+
+
 def test_the_results_that_follow_are_replayed_in_order_also_when_a_donor_is_lost(members: Members) -> None:
     donors = {"a": donor_that(), "b": donor_that()}
     learner = members.learner(donors)

@@ -8,7 +8,7 @@ results is found out. One host may damage its copies of results. `History(seed).
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Container, Generator
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any
@@ -89,6 +89,8 @@ class Peer:
 class History:
     """One random history."""
 
+    data = DATA
+
     def __init__(self, seed: int, *, events: int = 900) -> None:
         self.random = Random(seed)
         self.seed = seed
@@ -148,12 +150,12 @@ class History:
             for host in range(self.hosts):
                 if not any(p.alive and p.host == host for p in self.peers.values()):
                     self.start(host)
-            before = self.best()
+            before = set(self.sealed)
             for _ in range(6000):
                 self.event(faults=False)
                 if self.is_healed(before) or not self.living():  # the last two differed, and both left
                     return None
-            return f"seed {self.seed}: no progress after healing from {before}"
+            return f"seed {self.seed}: no progress after healing from step {self.best()}"
         except Wrong as exc:
             return f"seed {self.seed}: {exc}"
 
@@ -166,11 +168,14 @@ class History:
         """Return the highest step of a living peer."""
         return max((p.replica.mark.step for p in self.living()), default=-1)
 
-    def is_healed(self, before: int) -> bool:
-        """Return whether all peers are in one epoch and have gone on."""
+    def is_healed(self, before: Container[tuple[str, int]]) -> bool:
+        """Return whether all peers are in one epoch and have sealed two steps that nobody had sealed `before`. (Steps
+        of a branch that has ended, of which somebody may have had more, do not count.)"""
         living = self.living()
         keys = {None if p.epoch is None else p.epoch.key for p in living}
-        return len(keys) == 1 and None not in keys and min(p.replica.mark.step for p in living) > before + 1
+        last = min((p.replica.mark for p in living), key=lambda mark: mark.step, default=Mark())
+        is_new = all((last.branch, last.step - n) not in before for n in (0, 1))
+        return len(keys) == 1 and None not in keys and is_new
 
     def living(self) -> list[Peer]:
         """Return the peers that run."""
@@ -204,7 +209,7 @@ class History:
         """Start a process; it vouches for those that ended here."""
         self.instances += 1
         peer = Peer(f"n{host}.{self.instances}", host)
-        peer.replica = Replica(DATA, lambda branch: self.found(peer, branch), digest, whole)
+        peer.replica = Replica(self.data, lambda branch: self.found(peer, branch), digest, whole)
         peer.replica.saved = self.disks.get(host, Saved()).step
         peer.voter = Voter(peer.id)
         for old, votes in self.votes_on_disk[host]:
@@ -284,9 +289,13 @@ class History:
                 self.leave(peer)
 
     def hear(self, peer: Peer, other: Peer) -> None:
-        """The votes of another peer show that an epoch was committed."""
-        formed = other.voter.votes.formed
-        if self.reaches(peer, other) and formed is not None and formed in peer.voter.votes.doubts:
+        """The votes of another peer show that an epoch was committed, or that it never will be."""
+        if not self.reaches(peer, other):
+            return
+        formed, pending = other.voter.votes.formed, self.proposals.get(other.id)
+        other.voter.abandon(None if pending is None else pending[0].epoch)
+        peer.voter.hear(other.id, other.voter.votes)
+        if formed is not None and formed in peer.voter.votes.doubts:
             self.commit(peer, formed)
 
     def leave(self, peer: Peer) -> None:
@@ -318,11 +327,10 @@ class History:
         if leader not in group:
             return
         chosen, at = self.choose(leader, group)
-        if not chosen:
-            return
         votes = {p.id: p.voter.votes for p in chosen}
         ids, basis = largest_lawful([p.id for p in chosen], votes, self.departed, (), "majority")
         if leader.id not in ids:
+            self.proposals.pop(leader.id, None)  # it does not lead any more
             return
         formed = leader.voter.votes.formed
         grown = formed is None or not set(ids) <= set(formed.peers)
@@ -486,10 +494,10 @@ class History:
                 self.exchange(peer, me, peer.local)
             case Share(root=root, result=result):
                 self.exchange(peer, me, result, root)
-            case Compute(step=step, part=part):
+            case Compute(step=step, part=part, span=span):
                 if peer.local_step != step or not peer.replica.covered:
                     peer.local, peer.local_step = 0, step
-                peer.local += part_sum(peer.replica.mark.cursor, part)
+                peer.local += part_sum(span, part)
                 peer.replica.add(part)
                 peer.replica.speed = self.random.choice([0, 1, 2, 5])
                 self.resume(peer, None)
@@ -551,7 +559,11 @@ class History:
         if mark != before:
             assert peer.epoch is not None
             known = {self.peers[member].void for member in peer.epoch.peers if self.peers[member].alive}
-            if peer.doing.result.payload.made in known:
+            result = peer.doing.result
+            sizes = {self.data.span(before.cursor, members).samples for members in range(1, self.hosts + 1)}
+            if not result.is_state and result.cursor - before.cursor not in sizes:
+                raise Wrong(f"{peer.id} sealed a step from {before.cursor} to {result.cursor}, but sizes are {sizes}")
+            if result.payload.made in known:
                 raise Wrong(f"{peer.id} sealed what a member of its epoch knows to be void")
             key = (mark.branch, mark.step)
             if self.sealed.setdefault(key, mark) != mark:
@@ -620,5 +632,6 @@ class History:
                         target.got[rank] = value
                     else:
                         target.early[turn, rank] = value
-                elif target.voter.votes.highest <= key[0] and target.epoch is None:
-                    self.messages.append(message)  # it has not heard of the commit yet
+                elif target.voter.votes.highest <= key[0] and (target.epoch is None or target.epoch.number < key[0]):
+                    # It has not heard of the commit yet; its program may still be in the epoch before.
+                    self.messages.append(message)

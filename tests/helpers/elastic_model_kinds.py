@@ -6,6 +6,7 @@ from typing import Any
 
 from ringfort.training.elastic.protocol import Result
 from tests.helpers.elastic_model import History, Peer
+from tests.helpers.elastic_numbers import SCALED
 
 
 class Seating(History):
@@ -36,3 +37,14 @@ class Sending(History):
     def copied(self, peer: Peer, copy: Any) -> Any:
         """Reductions arrive as they are, and so do the states that found a branch."""
         return super().copied(peer, copy) if isinstance(copy, Result) and not copy.is_state else copy
+
+
+class Scaled(History):
+    """The samples of a step grow with the members. Members come and go all the time, mostly in the middle of a step."""
+
+    data = SCALED
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed)
+        self.mishaps = self.random.choice([0.012, 0.03])
+        self.kinds = ["kill", "start", "start", "cut", "heal", "save"]

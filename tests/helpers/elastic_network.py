@@ -17,7 +17,7 @@ from ringfort.config import AutoDiscoveryConfig
 from ringfort.testing.network import SimulatedNetwork, SimulatedPeer
 from ringfort.training.elastic.protocol import Mark, Result
 from tests.helpers.elastic_faults import Faults
-from tests.helpers.elastic_numbers import DAMAGE, Saved, Total, Wrong, expected
+from tests.helpers.elastic_numbers import DAMAGE, DATA, SCALED, Saved, Total, Wrong, expected
 from tests.helpers.elastic_program import Program
 
 HEALING: Final = 15.0
@@ -26,6 +26,8 @@ HEALING: Final = 15.0
 
 class World:
     """A simulated network with a program on each peer, and the promises that are checked at every step."""
+
+    data = DATA
 
     def __init__(self, seed: int, hosts: int, *, witnesses: int = 0, fewest: int = 1, traced: bool = False) -> None:
         """The last `witnesses` hosts have no program: they only vote. With fewer than `fewest` programs in an epoch no
@@ -163,13 +165,18 @@ class World:
 class History:
     """One random history."""
 
-    def __init__(self, seed: int, *, witnesses: int = 0, duration: float = 8.0, traced: bool = False) -> None:
+    def __init__(
+        self, seed: int, *, witnesses: int = 0, duration: float = 8.0, traced: bool = False, scaled: bool = False
+    ) -> None:
+        """`scaled`: the samples of a step grow with the members."""
         self.seed = seed
         self.random = Random(seed)
         self.hosts = self.random.randint(2, 6) + witnesses
         self.duration = duration
         fewest = self.random.choice([1, 1, 1, 2])
         self.world = World(seed, self.hosts, witnesses=witnesses, fewest=fewest, traced=traced)
+        if scaled:
+            self.world.data = SCALED
 
     def run(self) -> str | None:
         """Live the history. Return what went wrong."""

@@ -28,7 +28,6 @@ from ringfort.training.elastic.protocol import (
 )
 from tests.helpers.elastic_copying import Copying
 from tests.helpers.elastic_numbers import (
-    DATA,
     Saved,
     Total,
     Wrong,
@@ -88,7 +87,7 @@ class Program:
         self.no_pause_before = 0.0
         self.hears_at = 0.0
         self.alone_since = world.network.now
-        self.replica = Replica(DATA, self.found, digest, whole)
+        self.replica = Replica(world.data, self.found, digest, whole)
         self.replica.saved = self.disk.step
         self.copying = Copying(self)
 
@@ -239,7 +238,7 @@ class Program:
         if isinstance(doing, Compute):
             if self.local_step != doing.step or not self.replica.covered:
                 self.local, self.local_step = 0, doing.step
-            self.local += part_sum(self.replica.mark.cursor, doing.part)
+            self.local += part_sum(doing.span, doing.part)
             self.replica.add(doing.part)
         else:
             self.doing = None

@@ -7,6 +7,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from itertools import repeat
 from multiprocessing import get_context
 from typing import Any, Final, Literal
@@ -24,15 +25,17 @@ from tests.helpers import elastic_model, elastic_model_kinds, elastic_network, e
 from tests.helpers.elastic_numbers import Saved, Total
 from tests.helpers.histories import dies_with_its_link
 
-Kind = Literal["model", "seating", "sending", "network"]
-"""The random histories of elastic_model.py, all or those that are about seating or about sending results, or those of
-elastic_network.py."""
+Kind = Literal["model", "seating", "sending", "scaled", "network", "scaled network"]
+"""The random histories of elastic_model.py, all or those that are about seating, about sending results or about steps
+that grow with the members; or those of elastic_network.py."""
 
 MAKE: Final[dict[Kind, Callable[[int], Any]]] = {
     "model": elastic_model.History,
     "seating": elastic_model_kinds.Seating,
     "sending": elastic_model_kinds.Sending,
+    "scaled": elastic_model_kinds.Scaled,
     "network": elastic_network.History,
+    "scaled network": partial(elastic_network.History, scaled=True),
 }
 
 
@@ -65,7 +68,7 @@ def _applies_without_a_seal(original: Callable[..., Any]) -> Callable[..., Any]:
             doing = script.send(value)
             if isinstance(doing, Gather) and isinstance(doing.value, Token):
                 known = [self.held.result] if self.held else [result for _, result in self.history][-1:]
-                parts = self.data.parts(self.data.span(self.mark.cursor))
+                parts = self.data.parts(self.span)
                 everything = sum(elastic_numbers.digest(result, 0, 1) for result in known)
                 mine = doing.value._replace(covered=frozenset(range(parts)), digest=everything)
                 value = [mine, *[mine._replace(covered=frozenset(), digest=0)] * (arguments[2] - 1)]
@@ -84,12 +87,12 @@ def _goes_on_behind_the_fence(_: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _discards_what_is_held(original: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda reports: original([replace(report, held=0) for report in reports])
+    return lambda reports, usual: original([replace(report, held=0) for report in reports], usual)
 
 
 def _takes_the_oldest(original: Callable[..., Any]) -> Callable[..., Any]:
-    def settle(reports: Any) -> Any:
-        opening = original(reports)
+    def settle(reports: Any, usual: int) -> Any:
+        opening = original(reports, usual)
         if isinstance(opening, Adopt) and not opening.is_sealed:
             holders = [rank for rank, report in enumerate(reports) if report.held]
             return Adopt(min(holders, key=lambda rank: reports[rank].held), is_sealed=False)
@@ -99,7 +102,18 @@ def _takes_the_oldest(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _forgets_what_is_void(original: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda reports: original([replace(report, void=0) for report in reports])
+    return lambda reports, usual: original([replace(report, void=0) for report in reports], usual)
+
+
+def _mixes_sums_of_other_sizes(original: Callable[..., Any]) -> Callable[..., Any]:
+    """A sum counts whatever the size of the step was that it was computed for."""
+
+    def settle(reports: Any, usual: int) -> Any:
+        epoch, samples = max(report.opened for report in reports)
+        size = samples if epoch else usual
+        return original([replace(report, opened=(report.opened[0], size)) for report in reports], usual)
+
+    return settle
 
 
 def _drops_what_was_sent(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -116,11 +130,11 @@ def _drops_what_was_sent(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _deals_by_its_own_speed(original: Callable[..., Any]) -> Callable[..., Any]:
-    def step(self: Replica, number: int, me: int, kept: Any, speeds: list[int], **settings: Any) -> Any:
+    def deal_after(self: Replica, last: Any, me: int, speeds: list[int]) -> Any:
         own = [self.speed if rank == me else speed for rank, speed in enumerate(speeds)]
-        return original(self, number, me, kept, own, **settings)
+        return original(self, last, me, own)
 
-    return step
+    return deal_after
 
 
 def _continues_the_branch(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -164,6 +178,11 @@ def _learns_as_a_member(_: Callable[..., Any]) -> Callable[..., Any]:
     return learn
 
 
+def _forgets_what_it_may_commit(original: Callable[..., Any]) -> Callable[..., Any]:
+    """A leader takes what it proposed for abandoned while it still waits for answers."""
+    return lambda self, _: original(self, None)
+
+
 PENDING, STEP = "which comes first", "I am at step"
 RULES: Final[dict[str, list[tuple[Any, str, Any]]]] = {
     "applies without a seal": [(Replica, "epoch", _applies_without_a_seal)],
@@ -179,11 +198,13 @@ RULES: Final[dict[str, list[tuple[Any, str, Any]]]] = {
         (elastic_model, "heritage", _continues_lineages_that_ended),
     ],
     "every closed link is a death": [(Links, "lose", dies_with_its_link)],
+    "forgets a proposal that may be committed": [(Voter, "abandon", _forgets_what_it_may_commit)],
     "discards a held result": [(protocol, "settle", _discards_what_is_held)],
     "brings back what is void": [(protocol, "settle", _forgets_what_is_void)],
     "drops what was sent in recovery": [(Replica, "_compare", _drops_what_was_sent)],
     "counts learners": [(Voter, "learn", _learns_as_a_member)],
-    "deals by its own speed": [(Replica, "_step", _deals_by_its_own_speed)],
+    "deals by its own speed": [(Replica, "_deal_after", _deals_by_its_own_speed)],
+    "mixes sums of steps of other sizes": [(protocol, "settle", _mixes_sums_of_other_sizes)],
     "takes the oldest of several held results": [(protocol, "settle", _takes_the_oldest)],
 }
 """What is changed to remove each rule."""

@@ -182,11 +182,12 @@ class Lan:
         for host in self.hosts:
             self._port(host, switch, "mcast_flood", "off")
 
-    def limit(self, host: Host, megabits: float, switch: int = 0) -> None:
-        """Let at most so many megabits a second through, each way, between `host` and the switch."""
+    def limit(self, host: Host, megabits: float, switch: int = 0, *, burst_seconds: float = 0.010) -> None:
+        """Let at most so many megabits a second through, each way, between `host` and the switch. What would pass in
+        `burst_seconds` passes at once after a pause."""
         for namespace, device in ((host.namespace, f"eth{switch}"), (self.switch, _port(host, switch))):
-            # The bucket holds what passes in 10 ms, and the queue 50 ms: about what a cheap switch has.
-            burst = max(int(megabits * 1e6 / 8 * 0.010), 16 * 1024)
+            # The bucket holds what passes in 10 ms by default, and the queue 50 ms: about what a cheap switch has.
+            burst = max(int(megabits * 1e6 / 8 * burst_seconds), 16 * 1024)
             _tool(
                 "tc", "-netns", namespace, "qdisc", "replace", "dev", device, "root", "tbf",
                 "rate", f"{megabits}mbit", "burst", str(burst), "latency", "50ms",

@@ -22,6 +22,7 @@ from ringfort.cluster.core.health import JITTER_ROOM, HealthSummary
 from ringfort.cluster.core.peer_messages import Epoch
 from ringfort.cluster.core.topology import ClusterTopology
 from ringfort.cluster.node import ClusterNode
+from ringfort.cluster.shown_events import ShownEvents
 from ringfort.config import CLUSTER_PATIENCE, AutoDiscoveryConfig, DistributedConfig, check_timeout
 from ringfort.errors import (
     ChannelClosedError,
@@ -33,6 +34,7 @@ from ringfort.errors import (
     RendezvousTimeoutError,
 )
 from ringfort.identity.credentials import Credentials
+from ringfort.telemetry.trace import own_trace
 from ringfort.transport.finalisers import weakly, when_gone
 from ringfort.transport.socket_streams import SocketPoller
 
@@ -110,6 +112,8 @@ class AutoDiscoveryBackend(Backend):
         self._holds = False
         """Whether it has asked that new peers wait."""
         self._is_closed = False
+        self._shown = ShownEvents() if node is None else None
+        """What those who watch this process are told. Whoever has a node of its own tells it itself."""
         self.config = _like_node(group or DistributedConfig(), self.node, encryption)
         self._mesh = _EpochBackend(0, 1, self.config, {}, SocketPoller({}))
         try:
@@ -193,7 +197,8 @@ class AutoDiscoveryBackend(Backend):
 
     def establish_epoch(self, epoch: Epoch, timeout: float) -> Self:
         """Connect this rank with all members of `epoch`, for a program that follows the epochs itself and needs nothing
-        more of the group before. All of them must call it, and may call it again. New peers need not wait.
+        more of the group before. All of them must call it, and may call it again. New peers need not wait. Its links
+        are not measured, which could take longer than all the rest: `group.measure_links()` makes up for that.
 
         Raise `EpochEndedError` as soon as `epoch` has ended, and `RendezvousTimeoutError` as `establish_ring` does.
         """
@@ -202,7 +207,7 @@ class AutoDiscoveryBackend(Backend):
             self._mesh.group.fail(_replaced(self._mesh.epoch))
             # Not `close`, which waits until the peers have closed their side: a frozen one never does.
             self._mesh.group.let_go()
-            failure = self._try_connect(epoch, deadline)
+            failure = self._try_connect(epoch, deadline, is_measured=False)
             if failure is None:
                 return self
             if self.node.epoch != epoch:
@@ -216,12 +221,12 @@ class AutoDiscoveryBackend(Backend):
             raise ChannelClosedError("This rank has closed its backend")
         return time.monotonic() + timeout
 
-    def _try_connect(self, epoch: Epoch, deadline: float) -> DistributedError | None:
+    def _try_connect(self, epoch: Epoch, deadline: float, *, is_measured: bool = True) -> DistributedError | None:
         """Connect this rank with all members of `epoch`. Return the error if it may be tried again."""
         if len(epoch.holders) > 1:
             self._expect(epoch)
         try:
-            self._form(epoch, deadline)
+            self._form(epoch, deadline, is_measured=is_measured)
             self._mesh.barrier(timeout=max(0.01, deadline - time.monotonic()))
         except RendezvousTimeoutError:
             raise
@@ -230,7 +235,7 @@ class AutoDiscoveryBackend(Backend):
         self._waited = None
         return None
 
-    def _form(self, epoch: Epoch, deadline: float) -> None:
+    def _form(self, epoch: Epoch, deadline: float, *, is_measured: bool = True) -> None:
         left = max(0.01, deadline - time.monotonic())
         connections = self.node.connect_members(epoch, left, machine_for(self.config))
         place = epoch.holders.index(self.node.peer_id)
@@ -248,7 +253,7 @@ class AutoDiscoveryBackend(Backend):
                 # Checked, because it comes from the leader: no collective could complete on a ring without a member.
                 ring=epoch.ring if sorted(epoch.ring) == list(range(len(epoch.holders))) else (),
                 bandwidths=_bandwidths(self.node, epoch),
-                is_measured=True,
+                is_measured=is_measured,
                 next_operation=_counted(self.node),
             )
             mesh.epoch = epoch
@@ -260,6 +265,8 @@ class AutoDiscoveryBackend(Backend):
 
     def _on_event(self, event: ClusterEvent) -> None:
         """Called in the node's callback thread."""
+        for kind, text in () if self._shown is None else self._shown.take(event):
+            own_trace().event(kind, text)
         forming, mesh = self._forming, self._mesh
         if forming is not None and isinstance(event, EpochEnded) and event.epoch.key == forming[0].key:
             _shut_down(forming[1])  # a silent member sends nothing, so nothing else would end the wait

@@ -13,6 +13,7 @@ import socket
 import time
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal, TypeVar
 
 from ringfort.bootstrap.connection import Connection
@@ -39,7 +40,7 @@ from ringfort.errors import (
     RendezvousTimeoutError,
 )
 from ringfort.identity.credentials import Credentials
-from ringfort.telemetry.steps import own_steps
+from ringfort.telemetry.trace import own_trace
 from ringfort.transport import tcp
 from ringfort.transport.finalisers import Finaliser, weakly, when_gone
 from ringfort.transport.forks import keep_from_children
@@ -86,6 +87,7 @@ class ClusterNode:
         encryption: str | None = None,
         control: Literal["process", "thread"] | None = None,
         steps_done: Callable[[], int] | None = None,
+        telemetry: Path | None = None,
     ) -> None:
         """Prepare a node; `start` starts it.
 
@@ -93,14 +95,15 @@ class ClusterNode:
         the run `config.run`. `credentials` default to this user's own. `encryption` overrides `config` and the
         environment (see `choose_encryption`). `control` says where the control service runs: by default in a process of
         its own, for an observer or a witness in a thread. `steps_done` returns the training steps done so far, for
-        `ringfort peers`; by default, the steps of this process's optimizers and of `average_gradients`.
+        `ringfort peers`; by default, the steps of this process's optimizers and of `average_gradients`. `telemetry` is
+        the folder with the traces of a launcher's ranks. Viewers in the cluster see those, and this process's own.
 
         Raises `InvalidArgumentError` for `slots` and `control`, `ConfigError` if `config` and the environment
         contradict each other, and `IdentityError` if the key or secret cannot be read.
         """
         if control not in (None, "process", "thread"):
             raise InvalidArgumentError("control", control, "must be process or thread")
-        self._setup = Setup.make(config, slots, credentials, encryption)
+        self._setup = Setup.make(config, slots, credentials, encryption, telemetry)
         self._in_process = control == "process" if control else slots > 0
         self._changed = Condition()
         self._callbacks: list[Callback] = []
@@ -113,7 +116,7 @@ class ClusterNode:
         """A warning for the program that waits for peers."""
         self._work = [0]
         """In a list, because the client reads it and must not keep the node alive."""
-        self._steps_done = steps_done or (lambda: own_steps().done)
+        self._steps_done = steps_done or (lambda: own_trace().step)
         self._farewell: Finaliser | None = None
         self._is_over = False
         self._lost: ControlLostError | None = None
@@ -159,6 +162,7 @@ class ClusterNode:
                 weakly(self._ended, dropped),
                 lambda: work[0],
                 self._steps_done,
+                _own_trace,
                 _refusing(weakly(self._take_stream, False)),
                 weakly(self._fence, RunState()),
             )
@@ -411,8 +415,9 @@ class ClusterNode:
         except NoConnectionError:
             connection.close()  # the peer has gone
         except Exception:
-            connection.close()
+            # Before the connection ends: who notices that looks into this log.
             _log.exception("A callback failed for a stream from %s for %s", peer, purpose)
+            connection.close()
         return True
 
     def _ended(self) -> DistributedError:
@@ -456,6 +461,11 @@ def _refusing(take: Callable[[str, str, Connection], bool]) -> StreamCallback:
             connection.refuse("stream", "its program takes no streams")
 
     return take_or_refuse
+
+
+def _own_trace() -> str:
+    path = own_trace().path
+    return "" if path is None else str(path)
 
 
 def _end(client: ControlClient, host: ProcessHost | ThreadHost, why: str, *, returns: bool = False) -> None:

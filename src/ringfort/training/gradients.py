@@ -24,7 +24,7 @@ from ringfort.compression.compressor import GradientCompressor, check_floats
 from ringfort.compression.strategy import CompressionStrategy
 from ringfort.config import MIB
 from ringfort.errors import CollectiveMismatchError, GradientMismatchError, InvalidArgumentError
-from ringfort.telemetry.steps import own_steps
+from ringfort.telemetry.trace import own_trace
 from ringfort.transport.reducer import Array
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ def average_gradients(
     if ctx.world_size > 1 or (compressor is not None and compressor.names):
         results = iter(_reduce_all(ctx, leaves, bucket_bytes, op, compressor))
         tree = _rebuild(tree, (None if array is None else next(results) for _, array in found))
-    own_steps().mark(ctx)
+    own_trace().mark(ctx)
     return tree
 
 

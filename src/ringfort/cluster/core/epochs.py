@@ -227,6 +227,9 @@ class Epochs:
             self._proposer.rest()
         elif self._writing is None:
             why = self._propose() or why
+        if self._writing is None:  # otherwise it may be about to commit what it proposed
+            pending = self._proposer.pending
+            state.voter.abandon(None if pending is None else pending.epoch)
         if why != self._told_waiting:
             self._told_waiting = why
             if why:

@@ -104,6 +104,17 @@ class Misbehaved(ClusterEvent):
 
 
 @dataclass(frozen=True)
+class ConnectionRefused(ClusterEvent):
+    """Somebody has connected to this peer and was refused: it has another secret or another version, for example."""
+
+    host: str
+    why: str
+
+    def __str__(self) -> str:
+        return f"a connection from {self.host} was refused: {self.why}"
+
+
+@dataclass(frozen=True)
 class OtherClusters(ClusterEvent):
     """This peer waits for others, while machines of other clusters announce themselves on its network."""
 

@@ -7,6 +7,11 @@ successors of one epoch then share a member, and that member knows of the first 
 (This is dynamic voting with ambiguous sessions: Lotem, Keidar and Dolev, "Dynamic voting for consistent primary
 components", 1997.) Safety depends on no clock, lease or delay.
 
+Abandoned proposals. Only the leader that proposed an epoch can commit it first, so its votes end the doubt of all
+others, whether or not it is in the new epoch: they show the epoch as committed, or that this can never happen any more
+(`Voter.abandon`, `Voter.hear`). Otherwise members that accepted an epoch could need a peer that they may not seat
+before they have settled a step, and settle no step without that peer.
+
 Lineages. Peers that never met may found two clusters. Each founding begins a *lineage*, and an epoch names the lineages
 that it continues. A majority is required of each. A peer alone has no lineage: nobody can be split from it. A lineage
 whose last epoch has no living member has *ended*: any group may follow it, but none continues it, because two might.
@@ -279,9 +284,26 @@ class Voter:
         and would do nothing in an earlier one."""
         self.votes = replace(self.votes, highest=max(self.votes.highest, number))
 
+    def abandon(self, pending: Epoch | None) -> None:
+        """Forget what this peer itself proposed and has not committed, except `pending`. It can commit nothing of that
+        after this: it commits only what is in its doubts, and accepts only numbers above `Votes.highest`. Forgetting
+        need not be on the disk: a file with more doubts only makes others more careful."""
+        formed = 0 if self.votes.formed is None else self.votes.formed.number
+        mine = [d for d in self.votes.doubts if d.leader == self.me and d.number > formed and d != pending]
+        if mine:
+            self.votes = replace(self.votes, doubts=tuple(d for d in self.votes.doubts if d not in mine))
+
+    def hear(self, peer: str, votes: Votes) -> None:
+        """Forget the doubts that these votes of `peer` show to be abandoned."""
+        abandoned = [d for d in self.votes.doubts if d.leader == peer and _is_abandoned(d, votes)]
+        if abandoned:
+            self.votes = replace(self.votes, doubts=tuple(d for d in self.votes.doubts if d not in abandoned))
+
     def committing(self, key: tuple[int, str]) -> Votes:
-        """Return the votes of this peer after the epoch of `key` is committed."""
-        mine = (doubt for doubt in self.votes.doubts if self.me in doubt.peers)
+        """Return the votes of this peer after the epoch of `key` is committed. An epoch from before the last committed
+        one stays a doubt: this peer copied its state since, and would forget whom the later one binds it to."""
+        formed = 0 if self.votes.formed is None else self.votes.formed.number
+        mine = (doubt for doubt in self.votes.doubts if self.me in doubt.peers and doubt.number > formed)
         epoch = next((doubt for doubt in mine if doubt.key == key), None)
         if epoch is None:
             return self.votes
@@ -303,6 +325,15 @@ class Voter:
         """Leave the current epoch and return it. The votes stay."""
         left, self.current = self.current, None
         return left
+
+
+def _is_abandoned(doubt: Epoch, votes: Votes) -> bool:
+    """Return whether the leader of `doubt`, which has these votes, has not committed it and never will."""
+    if votes.highest < doubt.number or doubt in votes.doubts:
+        return False  # it may still accept or commit it
+    # It may have committed it and then a later one; or copied the state of a run whose last epoch has a lower number.
+    formed = 0 if votes.formed is None else votes.formed.number
+    return max(formed, votes.copied_at) < doubt.number
 
 
 def largest_lawful(

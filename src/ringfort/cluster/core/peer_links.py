@@ -116,7 +116,7 @@ class Links:
         state, peer = self._state, contact.peer
         state.health.forget(peer)
         state.forget(peer)
-        if contact.report is not None and state.counts(contact):
+        if contact.report is not None and state.concerns(contact):
             why = f"it closed the link: {contact.hung_up}" if contact.hung_up else why
             state.notify(PeerLost(peer, why, peer in state.departed, contact.has_left))
 
@@ -131,23 +131,20 @@ class Links:
             return None
         is_first = contact.report is None
         contact.report = report
+        if is_first and state.concerns(contact):
+            assert contact.hello is not None
+            state.notify(PeerJoined(contact.peer, contact.hello.name, contact.hello.version))
+        if is_first:
+            self.introduce_all(contact)
         if not state.counts(contact):
-            if is_first:
-                self.introduce_all(contact)
             return None
         state.note(contact.peer, report)
+        state.voter.hear(contact.peer, report.votes)
         if is_first:
-            self._welcome(contact)
+            self.brief(contact)
         formed = report.votes.formed
         # If it is in doubt here, the leader died before it could tell all members.
         return formed if formed is not None and formed in state.voter.votes.doubts else None
-
-    def _welcome(self, contact: Contact) -> None:
-        state = self._state
-        assert contact.hello is not None
-        state.notify(PeerJoined(contact.peer, contact.hello.name, contact.hello.version))
-        self.introduce_all(contact)
-        self.brief(contact)
 
     def _lie_in(self, peer: str, report: Report) -> str:
         ours = {record.key: record for record in self._state.voter.votes.records}

@@ -92,6 +92,13 @@ class PeerState:
         other = contact.hello.member
         return self.can_vote and (other.slots > 0 or other.witness) and contact.hello.run == self.config.run
 
+    def concerns(self, contact: Contact) -> bool:
+        """Return whether the program hears when the other peer comes and goes: if that one counts. An observer hears of
+        all that are not observers themselves, because it shows them to people."""
+        assert contact.hello is not None
+        other = contact.hello.member
+        return self.counts(contact) or (not self.can_vote and (other.slots > 0 or other.witness))
+
     def is_witness(self, peer: str) -> bool:
         """Return whether this or a connected peer that counts is a witness."""
         if peer == self.me.peer:

@@ -66,6 +66,8 @@ class ControlClient:
     work_done: Callable[[], int]
     steps_done: Callable[[], int]
     """Called several times a second, as `work_done` is."""
+    own_trace: Callable[[], str]
+    """The same. Returns where this process writes down its steps; empty if it does not."""
     on_stream: Callable[[str, str, Connection], None]
     """Called in the thread of `on_change`, with a peer, a purpose and a stream that it takes over."""
     on_fence: Callable[[int, tuple[str, ...]], RunState]
@@ -140,7 +142,7 @@ class ControlClient:
     def _on_message(self, message: ipc.ToNode) -> None:
         match message:
             case ipc.Ping():
-                self._connection.send(ipc.Pong(self.work_done(), self._steps()))
+                self._connection.send(ipc.Pong(self.work_done(), self._steps(), self.own_trace()))
             case ipc.Answer(number=number, value=value):
                 self._pending.get(number, _Pending()).answer.set_result(value)
             case ipc.Failed(number=number):

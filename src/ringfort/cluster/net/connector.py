@@ -195,13 +195,15 @@ class PeerConnector:
         if line not in self.refusals:
             self.refusals.append(line)
 
-    def refused(self, address: str, why: str) -> None:
-        """Note that a client was refused."""
-        # For one that keeps connecting, the last port is enough.
+    def refused(self, address: str, why: str) -> bool:
+        """Note that a client was refused. Return whether that is news: for one that keeps connecting, the last port is
+        enough."""
         host = address.rpartition(":")[0]
-        for line in [line for line in self.refusals if line.startswith(f"{host}:") and line.endswith(why)]:
+        known = [line for line in self.refusals if line.startswith(f"{host}:") and line.endswith(why)]
+        for line in known:
             self.refusals.remove(line)
         self._refused(address, why)
+        return not known
 
     # --- measuring ------------------------------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@
     link_metrics: LinkMetrics           measured speeds, and the ring order that follows from them
     epoch_connections                   the data connections between the members of an epoch
     streams: PeerStreams                connections between the programs of two peers, outside an epoch
+    telemetry: TelemetrySender          sends reports of the ranks to viewers that look
 
 Everything runs in one asyncio loop, which `service.py` owns.
 """
@@ -22,10 +23,18 @@ from dataclasses import dataclass, replace
 from math import inf
 from typing import Final
 
-from ringfort.bootstrap.connection import Connection
+from ringfort.bootstrap.connection import CLOSED_BY, Connection
 from ringfort.bootstrap.listener import Listener
 from ringfort.cluster.core.contacts import node_of
-from ringfort.cluster.core.events import ClusterEvent, EpochEnded, Fence, Noted, OtherClusters, PeerLost
+from ringfort.cluster.core.events import (
+    ClusterEvent,
+    ConnectionRefused,
+    EpochEnded,
+    Fence,
+    Noted,
+    OtherClusters,
+    PeerLost,
+)
 from ringfort.cluster.core.gossip import Gossip, MachineReport, Note, decode
 from ringfort.cluster.core.other_clusters import OtherClusterWatch
 from ringfort.cluster.core.peer import PeerCore
@@ -46,6 +55,7 @@ from ringfort.cluster.net.peer_streams import PeerStreams
 from ringfort.cluster.net.probing import MAX_PROBES, Measurement, answer_probe
 from ringfort.cluster.net.profile import this_machine
 from ringfort.cluster.net.setup import Setup
+from ringfort.cluster.net.telemetry_sender import TelemetrySender
 from ringfort.cluster.tasks import BackgroundTasks
 from ringfort.errors import DistributedError, HandshakeError, ProtocolError
 from ringfort.transport import hello
@@ -90,9 +100,10 @@ class Control:
         )
         self.links = ControlLinks()
         self.connector = PeerConnector(setup, self._attach, self._moved, self._measured)
-        self.listener = ControlListener(Listener(setup.wall, on_refused=self.connector.refused), self._accepted)
+        self.listener = ControlListener(Listener(setup.wall, on_refused=self._refused), self._accepted)
         self.epoch_connections = EpochConnections(setup, self.connector)
         self.streams = PeerStreams(setup, self.connector, self.core.contacts, self.on_stream)
+        self.telemetry = TelemetrySender(self.send_note, self.core.me.host, setup.name, setup.telemetry)
         self.link_metrics = LinkMetrics(NodeProfile(peer=setup.peer), self.core, self.connector)
         kept_for = inf if setup.config.elastic else KEPT_FOR
         store = DurableVotes(setup.home, setup.vote_scope, setup.peer, kept_for=kept_for)
@@ -149,7 +160,7 @@ class Control:
         self.epoch_connections.close()
         for link in self.links.open.values():  # their peers never said who they are; the core has closed the others
             link.abort()
-        ends: list[Awaitable[object]] = [self.connector.close(), self.votes.finish()]
+        ends: list[Awaitable[object]] = [self.connector.close(), self.votes.finish(), self.telemetry.stop()]
         ends += [link.ended.wait() for link in links]
         # Not `wait_for`, which waits without limit for what it has cancelled: zeroconf sometimes ignores cancellation.
         endings = [asyncio.ensure_future(end) for end in ends]
@@ -198,7 +209,11 @@ class Control:
             case _:
                 why = "this is a peer of a cluster; a group with fixed ranks is joined at its rank 0"
                 connection.refuse("group", why)
-                self.connector.refused(connection.address, why)
+                self._refused(connection.address, why)
+
+    def _refused(self, address: str, why: str) -> None:
+        if self.connector.refused(address, why) and not why.startswith(CLOSED_BY):
+            self._on_event(ConnectionRefused(address.rpartition(":")[0], why))
 
     def _attach(self, connection: Connection, dialled: str = "") -> None:
         """Begin a control link on an open connection."""
@@ -212,7 +227,7 @@ class Control:
             node = self.setup.proved(connection.identity)
         except HandshakeError as exc:
             connection.close()
-            self.connector.refused(link.remote, str(exc))
+            self._refused(link.remote, str(exc))
             self.connector.failed(dialled, str(exc))
             return
         number = self.links.add(link)
@@ -280,7 +295,8 @@ class Control:
         elif contact is None or contact.link != number or contact.hello is None:
             return
         elif isinstance(message, Note):
-            self.publish(Noted(link.peer, message.topic, message.body))
+            if not self.telemetry.takes(link.peer, message.topic, message.body):
+                self.publish(Noted(link.peer, message.topic, message.body))
         elif isinstance(message, MachineReport):
             self.link_metrics.on_machine_report(contact.hello, message, now)
         else:

@@ -96,6 +96,8 @@ class Pong(msgspec.Struct, frozen=True, tag="pong"):
 
     work: int = 0
     step: int = 0
+    trace: str = ""
+    """Where the program writes down its steps; empty until it does."""
 
 
 class StreamTaken(msgspec.Struct, frozen=True, tag="stream_taken"):

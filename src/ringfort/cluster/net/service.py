@@ -14,6 +14,7 @@ import socket
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -140,11 +141,12 @@ class ControlService:
             case ipc.StreamTaken():
                 if self.control is not None:
                     self.control.streams.taken()
-            case ipc.Pong(work=work, step=step):
+            case ipc.Pong(work=work, step=step, trace=trace):
                 self._work, self._pinged_at = work, None
                 if self.control is not None:
                     self.control.driver.call(self.control.core.set_busy, False)
                     self.control.core.set_step(step)
+                    self.control.telemetry.own_trace = Path(trace) if trace else None
 
     async def _answer(self, number: int, request: ipc.AnyRequest) -> None:
         try:

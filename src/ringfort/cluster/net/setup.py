@@ -40,6 +40,8 @@ class Setup:
     version: str
     accelerators: tuple[Accelerator, ...] = ()
     """Those that the program's torch has found; empty if none or without torch."""
+    telemetry: Path | None = None
+    """The folder with the traces of the ranks that a launcher has started."""
 
     @classmethod
     def make(
@@ -48,6 +50,7 @@ class Setup:
         slots: int,
         credentials: Credentials | None,
         encryption: str | None = None,
+        telemetry: Path | None = None,
     ) -> Setup:
         """Take what is not given from the environment: `RINGFORT_INTERFACES`, `RINGFORT_PEERS`, `RINGFORT_PATIENCE`,
         `RINGFORT_RESTART_WITHOUT`, `RINGFORT_ENCRYPTION`, and this user's own key and cluster.
@@ -65,6 +68,7 @@ class Setup:
             told.home_folder,
             platform.node()[:64],
             own_version(),
+            telemetry=telemetry,
         )
 
     def with_accelerators(self) -> Setup:

@@ -168,7 +168,7 @@ class CheckpointFolder:
                 with suppress(OSError):
                     temporary.unlink()
                 raise
-            _sync_folder(self.folder)  # the new name must survive a power cut before old files are removed
+            sync_folder(self.folder)  # the new name must survive a power cut before old files are removed
             own = [file for file in self._files() if file.writer == writer]
             superfluous = [file for file in own if file.branch == branch][self.keep :]
             superfluous += [file for file in own if file.branch != branch and _is_of(file.path, stamp, image.manifest)][
@@ -272,7 +272,8 @@ def _hash(block: memoryview | bytes) -> bytes:
     return blake2b(block, digest_size=HASH).digest()
 
 
-def _sync_folder(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
+    """Make the names in a folder survive a power cut."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)

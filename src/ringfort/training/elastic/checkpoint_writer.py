@@ -6,11 +6,13 @@
 from __future__ import annotations
 
 import logging
+import platform
 import threading
 from pathlib import Path
 from typing import Protocol
 
 from ringfort.errors import CheckpointError, InvalidArgumentError
+from ringfort.telemetry.trace import own_trace
 from ringfort.training.elastic.checkpoint import Stamp
 from ringfort.training.elastic.protocol import FOUNDING
 from ringfort.training.elastic.state_tree import Image
@@ -103,13 +105,16 @@ class CheckpointWriter:
             if exc.why not in self._warned:
                 self._warned.add(exc.why)
                 _log.warning("%s. Step %d was not saved; training continues", exc, stamp.step)
+                own_trace().event("checkpoint", f"{platform.node()} has not saved step {stamp.step}: {exc}")
         except Exception as exc:  # training must not end because of a checkpoint
             why = f"{type(exc).__name__}: {exc}"
             if why not in self._warned:
                 self._warned.add(why)
                 _log.exception("Step %d was not saved; training continues", stamp.step)
+                own_trace().event("checkpoint", f"{platform.node()} has not saved step {stamp.step}: {why}")
         else:
             if self._warned:
                 _log.info("Checkpoints are written again, from step %d", stamp.step)
             self._warned.clear()
             self.saved_step = stamp.step
+            own_trace().event("checkpoint", f"{platform.node()} has saved step {stamp.step}")

@@ -17,6 +17,7 @@ from ringfort.training.elastic.sample_order import Array, random_key, sample_ord
 
 MAX_PARTS: Final = 4096
 """Micro-batches per step. Each has a bit in the token of every member."""
+_PER_MEMBER: Final = "batch_per_member"
 _MAX_SAMPLES: Final = 2**62
 """Samples of a data set: their places are mixed in 64 bits."""
 
@@ -27,13 +28,15 @@ class Data:
 
     samples: int
     batch: int
+    """The samples of a step; with `is_per_member` of each member of the epoch in which the step is opened."""
     microbatch: int
     seed: int = 0
+    is_per_member: bool = False
 
     def __post_init__(self) -> None:
         """Raise `InvalidArgumentError` for a number that no run can have."""
-        for name in ("samples", "batch", "microbatch"):
-            value = getattr(self, name)
+        batch = _PER_MEMBER if self.is_per_member else "batch"
+        for name, value in (("samples", self.samples), (batch, self.batch), ("microbatch", self.microbatch)):
             if type(value) is not int or value < 1:
                 raise InvalidArgumentError(name, value, "must be a whole number of at least 1")
         if self.samples > _MAX_SAMPLES:
@@ -42,10 +45,27 @@ class Data:
             why = f"a step of {self.batch} samples would have more than {MAX_PARTS} micro-batches; make them larger"
             raise InvalidArgumentError("microbatch", self.microbatch, why)
 
-    def span(self, cursor: int) -> Span:
-        """Return what the step at `cursor` covers. The last step of a pass is short: no step crosses two passes."""
+    @property
+    def settings(self) -> dict[str, int]:
+        """What two runs of one name must have in common. It is part of the run's name in the cluster and of its
+        checkpoints, so it does not change."""
+        batch = _PER_MEMBER if self.is_per_member else "batch"
+        return {"samples": self.samples, batch: self.batch, "microbatch": self.microbatch, "seed": self.seed}
+
+    def __str__(self) -> str:
+        return f"Data({', '.join(f'{name}={value}' for name, value in self.settings.items())})"
+
+    def span(self, cursor: int, members: int = 1, *, opened: int = 0) -> Span:
+        """Return what the step at `cursor` covers that so many members open, or that was `opened` before with so many
+        samples. The last step of a pass is short: no step crosses two passes."""
         number, begin = divmod(cursor, self.samples)
-        return Span(number, begin, min(begin + self.batch, self.samples))
+        grown = min(self.batch * members, MAX_PARTS * self.microbatch) if self.is_per_member else self.batch
+        return Span(number, begin, min(begin + (opened or grown), self.samples))
+
+    @property
+    def most_parts(self) -> int:
+        """The largest number of micro-batches that a step can have."""
+        return self.parts(self.span(0, MAX_PARTS))
 
     def parts(self, span: Span) -> int:
         """Return the number of micro-batches of a step."""

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from hashlib import blake2b
 from math import isfinite
+from threading import Lock
 from typing import Final
 
 import numpy as np
@@ -36,15 +37,21 @@ Arrays = Mapping[str, Array]
 def digest_share(arrays: Arrays, me: int, size: int) -> int:
     """Return the digest of the blocks that are the share of rank `me` of `size`. The digests of all shares add up to
     that of the whole, modulo 2**64, however many members share it. It finds damage; it is no proof against forgery."""
-    return _digest(arrays, _share(arrays, me, size))
+    blocks = _table(arrays)
+    return _digest(arrays, blocks, _share(blocks, me, size))
 
 
 def inspect_share(arrays: Arrays, me: int, size: int) -> tuple[int, bool]:
     """Return `digest_share` of arrays of floats, and whether the share has no infinity and no NaN."""
-    total, is_finite = 0, True
     blocks = _table(arrays)
+    return _inspected(arrays, blocks, _share(blocks, me, size))
+
+
+def _inspected(arrays: Arrays, blocks: Sequence[_Block], numbers: Iterable[int]) -> tuple[int, bool]:
+    """Return the digest of some blocks, and whether they have no infinity and no NaN."""
+    total, is_finite = 0, True
     with np.errstate(over="ignore", invalid="ignore"):
-        for number in _share(arrays, me, size):
+        for number in numbers:
             kind, begin, end, weight = blocks[number]
             block = arrays[kind][begin:end]
             total += weight * _block_digest(block)
@@ -52,15 +59,46 @@ def inspect_share(arrays: Arrays, me: int, size: int) -> tuple[int, bool]:
     return total % 2**64, is_finite
 
 
+class Inspection:
+    """Looks at the share of one member while the arrays come: from the end of each to its beginning. For any thread."""
+
+    def __init__(self, arrays: Arrays, me: int, size: int) -> None:
+        self._blocks = _table(arrays)
+        self._left = list(_share(self._blocks, me, size))
+        """The numbers of the blocks that were not looked at."""
+        self._total, self._is_finite = 0, True
+        self._lock = Lock()
+
+    def complete(self, arrays: Arrays, kind: str, begin: int) -> None:
+        """The array `kind` is there from `begin` on."""
+        with self._lock:
+            blocks = self._blocks
+            self._look(arrays, [one for one in self._left if blocks[one][0] == kind and blocks[one][1] >= begin])
+
+    def finish(self, arrays: Arrays) -> tuple[int, bool]:
+        """All arrays are there. Return the digest of the share, and whether that has no infinity and no NaN."""
+        with self._lock:
+            self._look(arrays, self._left)
+            return self._total % 2**64, self._is_finite
+
+    def _look(self, arrays: Arrays, numbers: Sequence[int]) -> None:
+        total, is_finite = _inspected(arrays, self._blocks, numbers)
+        self._total += total
+        self._is_finite = self._is_finite and is_finite
+        done = set(numbers)
+        self._left = [number for number in self._left if number not in done]
+
+
 def digest_sample(arrays: Arrays, turn: int) -> int:
     """Return the digest of some blocks: others at each turn, and each block within 16 consecutive turns."""
-    count = len(_table(arrays))
+    blocks = _table(arrays)
+    count = len(blocks)
     size = min(count, max(_FEWEST, -(-count // _TURNS)))
-    return _digest(arrays, ((turn * size + place) % count for place in range(size)))
+    return _digest(arrays, blocks, [(turn * size + place) % count for place in range(size)])
 
 
-def _digest(arrays: Arrays, numbers: Iterable[int]) -> int:
-    blocks, total = _table(arrays), 0
+def _digest(arrays: Arrays, blocks: Sequence[_Block], numbers: Iterable[int]) -> int:
+    total = 0
     for number in numbers:
         kind, begin, end, weight = blocks[number]
         total += weight * _block_digest(arrays[kind][begin:end])
@@ -86,10 +124,10 @@ def _blocks_of(sizes: tuple[tuple[str, int, int], ...]) -> Sequence[_Block]:
     return [(*block, random_key(number) | 1) for number, block in enumerate(blocks)]
 
 
-def _share(arrays: Arrays, me: int, size: int) -> range:
-    """Return the numbers of the blocks of this member."""
-    count = len(_table(arrays))
-    return range(count * me // size, count * (me + 1) // size)
+def _share(blocks: Sequence[_Block], me: int, size: int) -> range:
+    """Return the numbers of the blocks of this member. They are spread over all arrays, because those may come one
+    part after the other."""
+    return range(me, len(blocks), size)
 
 
 def _block_digest(block: Array) -> int:

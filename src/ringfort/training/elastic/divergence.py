@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from ringfort.cluster.core.peer_messages import Epoch
+from ringfort.cluster.shown_events import names_of
 from ringfort.errors import DivergedError
+from ringfort.telemetry.trace import own_trace
 from ringfort.training.elastic.exchange import Exchange
-from ringfort.training.elastic.journal import names_of
 from ringfort.training.elastic.protocol import Differs, Mark, Result
 from ringfort.training.elastic.state_check import UNKNOWN, Leaves, Verdict, Word, judge, leaves_of
 
@@ -46,7 +47,7 @@ class Divergence:
             self._expel(epoch, differs.ranks, differs.step, what, has_majority=differs.has_majority)
         else:
             who = ", ".join(_names(epoch, differs.ranks))
-            self._run.journal.say(f"The copies of the {what} differ ({who}); it is reduced again", logging.WARNING)
+            self._say(f"The copies of the {what} differ ({who}); it is reduced again")
         self._run.members.give_up(epoch, self._run.replica.fence(0), f"the copies of the {what} differ")
 
     # --- states -------------------------------------------------------------------------------------------------------
@@ -98,7 +99,7 @@ class Divergence:
             self._expel(epoch, verdict.damaged, mark.step, what, has_majority=False, told=told)
         for rank, name in zip(verdict.damaged, _names(epoch, verdict.damaged), strict=True):
             what = f"The state of {name} after step {mark.step} differs from that of the others in {where[rank]}"
-            run.journal.say(f"{what}; it takes theirs", logging.WARNING)
+            self._say(f"{what}; it takes theirs")
         for rank, name in zip(verdict.drifted, _names(epoch, verdict.drifted), strict=True):
             what = f"The state of {name} ({leaves[rank].kind}) has drifted up to step {mark.step} in {where[rank]}"
             if name in self._drifters:  # it drifts again and again
@@ -115,9 +116,14 @@ class Divergence:
         """The machines of `ranks` leave the run; without a majority, all do. Raise the error if this one does."""
         error = DivergedError(step, what, _names(epoch, ranks), has_majority=has_majority, told=told)
         if self._rank(epoch) in ranks or not has_majority:
+            own_trace().event("diverged", str(error))
             self._run.close(f"its {what} differs from that of the others")
             raise error
-        self._run.journal.say(str(error), logging.WARNING)
+        self._say(str(error))
+
+    def _say(self, text: str) -> None:
+        self._run.journal.say(text, logging.WARNING)
+        own_trace().event("diverged", text)
 
     def _rank(self, epoch: Epoch) -> int:
         return epoch.holders.index(self._run.members.node.peer_id)

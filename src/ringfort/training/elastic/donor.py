@@ -18,6 +18,7 @@ import numpy as np
 from ringfort.bootstrap.connection import Connection
 from ringfort.cluster.core.peer_messages import Epoch
 from ringfort.errors import DistributedError, ProtocolError
+from ringfort.training.elastic.keeping_up import KeepingUp
 from ringfort.training.elastic.local_sum import Layout
 from ringfort.training.elastic.protocol import Mark, Result
 from ringfort.training.elastic.result_history import Kept, ResultHistory
@@ -74,6 +75,9 @@ class _Offer:
     mark: Mark
     epoch: Epoch
     image: Image
+    layout: Layout | None
+    """That of the gradients at the mark, if it was known then: a program that trains other parameters from a later
+    step on has another."""
     made: float
     hashing: Thread | None = None
     """Runs once a learner needs the hashes, which takes a second or two per gigabyte."""
@@ -141,6 +145,10 @@ class Donor:
         """The last mark that the run has told."""
         self._waiting: set[TransferLink] = set()
         """Learners that have asked for an image and have none yet."""
+        self._keeping_up: dict[TransferLink, KeepingUp] = {}
+        """How learners that have an image, or fetch it, follow the run."""
+        self._fetching: set[TransferLink] = set()
+        """Learners that fetch the image of the offer."""
         self._caught_up: set[TransferLink] = set()
         """Learners that have all results there are, or get the last one now."""
         self._is_closed = False
@@ -154,6 +162,17 @@ class Donor:
             return tuple([link.peer for link in self._learners])
 
     @property
+    def has_learners(self) -> bool:
+        """Whether a learner is connected."""
+        return bool(self._learners)
+
+    @property
+    def has_followers(self) -> bool:
+        """Whether a learner is connected that has the state, and asks for results, here or elsewhere."""
+        with self._changed:
+            return any(link not in self._waiting and link not in self._fetching for link in self._learners)
+
+    @property
     def wants_image(self) -> bool:
         """Whether a learner waits for an image."""
         with self._changed:
@@ -165,6 +184,33 @@ class Donor:
         next step."""
         with self._changed:
             return bool(self._caught_up)
+
+    def rest(self, most: float) -> float:
+        """Wait for learners that cannot keep up with the run, for `most` seconds at most. Return how many it took: 0 if
+        there are none."""
+        begin = time.monotonic()
+        with self._changed:
+            slow = self._slow()
+            while slow and not self._caught_up and not self._is_closed:
+                left = begin + most - time.monotonic()
+                if left <= 0:
+                    break
+                self._changed.wait(left)
+                slow = [link for link in slow if link in self._learners]
+            seconds = time.monotonic() - begin if slow else 0.0
+            for link in slow:
+                self._keeping_up[link].rested(seconds)
+        return seconds
+
+    def _slow(self) -> list[TransferLink]:
+        """Return the learners that the run should wait for."""
+        found = list[TransferLink]()
+        for link, follows in self._keeping_up.items():
+            image = 0 if self._offer is None or link not in self._fetching else self._offer.image.data.nbytes
+            results = 0 if self._offer is None else self._history.nbytes_after(self._offer.mark)
+            if follows.needs_rest(results, image):
+                found.append(link)
+        return found
 
     def doubt(self) -> None:
         """Let no learner count as caught up before it has asked again: it may be frozen."""
@@ -221,7 +267,7 @@ class Donor:
     def offer(self, image: Image, mark: Mark, epoch: Epoch) -> None:
         """Offer an image of the state at `mark` to all learners that ask from now on. The image is kept, not copied."""
         with self._changed:
-            self._offer, self._mark = _Offer(mark, epoch, image, time.monotonic()), mark
+            self._offer, self._mark = _Offer(mark, epoch, image, self._describe(), time.monotonic()), mark
             self._changed.notify_all()
 
     def sealed(
@@ -230,12 +276,13 @@ class Donor:
         result: Result,
         digest: int,
         *,
+        after: Mark | None = None,
         sums: Sequence[float] = (),
         is_finite: bool = True,
     ) -> None:
         """Keep a result that was sealed at the mark `before`, with the sums of all tokens. The arrays are not
-        copied."""
-        kept = Kept(before, result, digest, tuple(sums), is_finite)
+        copied. `after` is the mark of a member that has applied it, if that is known."""
+        kept = Kept(before, result, digest, after or before.after(result, digest), tuple(sums), is_finite)
         if result.is_state:  # it replaces the whole state, so nothing leads to it from before
             self.begin(kept.after)
             return
@@ -290,6 +337,8 @@ class Donor:
                 del self._learners[link], self._paces[link]
                 self._places.pop(link, None)
                 self._waiting.discard(link)
+                self._fetching.discard(link)
+                self._keeping_up.pop(link, None)
                 self._caught_up.discard(link)
                 if not self._learners:
                     self._offer = None
@@ -305,7 +354,8 @@ class Donor:
                     link.answer(NotYet())
                 else:
                     image = offer.image
-                    link.describe(Description(offer.mark, offer.epoch, self._describe(), image.manifest))
+                    layout = offer.layout or self._describe()
+                    link.describe(Description(offer.mark, offer.epoch, layout, image.manifest))
             case AskBlock(index=index):
                 if image is None or index * BLOCK >= image.data.nbytes:
                     raise ProtocolError(f"{link.peer} asked for block {index}, which does not exist", peer=link.peer)
@@ -337,12 +387,15 @@ class Donor:
                 self._changed.wait(left)
             self._waiting.discard(link)
             self._places[link] = offer.mark.step
+            self._keeping_up.setdefault(link, KeepingUp())
+            self._fetching.add(link)
             return offer
 
     def _send_result(self, link: TransferLink, request: AskResult) -> None:
         after, deadline = request.after, time.monotonic() + request.wait
         with self._changed:
             self._waiting.discard(link)
+            self._fetching.discard(link)
             self._places[link] = after.step
             if not request.wants_seat:
                 self._caught_up.discard(link)
@@ -355,7 +408,10 @@ class Donor:
                 if found is not None or not is_ahead or left <= 0 or self._is_closed:
                     break
                 self._changed.wait(left)
+            self._changed.notify_all()
             if found is not None:
+                if link in self._keeping_up:
+                    self._keeping_up[link].fetched(found[1])
                 if found[1] > 1:
                     self._caught_up.discard(link)
                 elif not found[1] and request.wants_seat:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Generator, Iterator
+from typing import TYPE_CHECKING, Any, Final
 
 from ringfort.cluster.core.peer_messages import Epoch
+from ringfort.cluster.shown_events import names_of
 from ringfort.errors import DistributedError, NonFiniteStepError
 from ringfort.training.elastic.absence import SLOW
 from ringfort.training.elastic.exchange import Exchange, nonfinite_of
-from ringfort.training.elastic.journal import names_of
 from ringfort.training.elastic.memory_needs import MemoryNeeds
 from ringfort.training.elastic.protocol import (
     Apply,
@@ -37,29 +37,47 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
+_CALM: Final = 5
+"""Steps of an epoch after which its links are measured, for the choice of algorithms. That takes a few to 100 ms, while
+members that have lost or found one wait for the first step."""
+
 
 class EpochDriver:
     """The epochs of one participant, one after the other. For the program's thread."""
 
     def __init__(self, participant: Participant) -> None:
         self._run = participant
-        self.exchange = Exchange(participant.local, TokenCodec(participant.data.parts(participant.data.span(0))))
+        self.exchange = Exchange(participant.local, TokenCodec(participant.data.most_parts))
         self.is_reducing = False
         """Whether the members communicate now."""
         self._has_said_memory = False
+        self._steps = 0
+        """Those of the current epoch that were sealed."""
         self._slow: SlowMembers | None = None
         """Of the current epoch."""
 
     def take_part(self, epoch: Epoch) -> Iterator[Turn | Done]:
         """Yield what the program has to do in `epoch`, whose group was formed. Returns when the run has finished or
         this member leaves; any other end of the epoch is an error."""
-        run, context, options = self._run, self._run.members.context, self._run.options
+        run, options = self._run, self._run.options
         me, size = epoch.holders.index(run.members.node.peer_id), len(epoch.holders)
         self.exchange.begin()
+        self._steps = 0
         run.meter.start()
         self._slow = SlowMembers(run.data.microbatch, size, options.fewest)
         run.journal.began(names_of(epoch))
-        script, value = run.replica.epoch(epoch.number, me, size, epoch.lineages[0], options.fewest), None
+        self._say_memory()
+        script = run.replica.epoch(epoch.number, me, size, epoch.lineages[0], options.fewest)
+        try:
+            yield from self._carry_out(script, epoch, me, size)
+        finally:
+            run.local.forget()
+            run.replica.deals = ()
+
+    def _carry_out(
+        self, script: Generator[Instruction, Any, None], epoch: Epoch, me: int, size: int
+    ) -> Iterator[Turn | Done]:
+        run, context, options, value = self._run, self._run.members.context, self._run.options, None
         while True:
             instruction: Instruction = script.send(value)
             value = None
@@ -72,7 +90,8 @@ class EpochDriver:
                 case Gather(value=Report() as mine):
                     value = self.exchange.reports(context, mine)
                 case Gather(value=Token() as mine):
-                    value = self.exchange.tokens(context, mine)
+                    with run.trace.sealing():
+                        value = self.exchange.tokens(context, mine)
                 case Reduce():
                     value = self._reduce()
                     run.seating.look(epoch)
@@ -93,22 +112,27 @@ class EpochDriver:
         while compute.part not in run.replica.covered:
             if run.members.has_ended(epoch) or mark != run.replica.mark or run.others.better():
                 raise Fenced(f"{epoch} has ended")
+            run.seating.between(epoch)
+            if compute.is_last:
+                self.exchange.expect(run.members.context)
             yield Turn(compute, mark)
 
     def _reduce(self) -> dict[str, Array]:
         run, replica = self._run, self._run.replica
+        run.seating.end_computing()
         if not replica.covered:
             run.local.clear()
-            self.exchange.loss = 0.0
         run.meter.end_step()
         replica.speed, replica.overhead, replica.period = run.meter.speed, run.meter.overhead, run.meter.period
         self.is_reducing = True
         try:
             self.exchange.agree(run.members.context)
             self._say_memory()
-            return self.exchange.reduce(run.members.context)
+            total = self.exchange.reduce(run.members.context)
         finally:
             self.is_reducing = False
+        run.trace.reduced(sum(run.data.size(replica.span, part) for part in replica.covered))
+        return total
 
     def _say_memory(self) -> None:
         """Say once how much memory the run takes, before it takes most of it."""
@@ -116,7 +140,8 @@ class EpochDriver:
         if self._has_said_memory or layout is None:
             return
         self._has_said_memory = True
-        needs = MemoryNeeds.of(layout, run.state.manifest().nbytes)
+        state, local = run.state.manifest().nbytes, run.local
+        needs = MemoryNeeds.of(layout, state, local.host_copies, local.device_bytes)
         run.journal.say(str(needs))
 
     def _apply(self, apply: Apply, epoch: Epoch, me: int) -> Iterator[Done]:
@@ -132,10 +157,16 @@ class EpochDriver:
             run.journal.sealed(result.step, result.cursor - apply.before.cursor, speeds, time.monotonic())
             if not apply.is_finite and run.raises_nonfinite:
                 raise self._nonfinite(result, epoch)
-            run.donor.sealed(apply.before, result, apply.digest, is_finite=apply.is_finite)
+            self._steps += 1
+            run.donor.sealed(apply.before, result, apply.digest, after=apply.after, is_finite=apply.is_finite)
             self._set_aside(apply, epoch, me)
-            yield run.done(result, is_finite=apply.is_finite)
+            done = run.done(result, apply.before, is_finite=apply.is_finite)
+            run.trace.sealed(result.step, done.loss / done.weight if done.loss and done.weight else None)
+            yield done
+            run.trace.applied(result.step, len(epoch.holders))
         # The program has applied it: the state is that of the mark.
+        if self._steps == _CALM and not result.is_state:
+            run.members.context.group.measure_links()
         mark = apply.after
         if apply.is_compared:
             run.divergence.compare_states(mark, epoch)
@@ -153,6 +184,7 @@ class EpochDriver:
         if slow is not None and not run.is_finished:
             name = list(names_of(epoch).values())[slow.rank]
             run.journal.say(f"{name} is too slow and follows as a learner until it is faster: {slow}", logging.WARNING)
+            run.trace.event("learner", f"{name} is too slow and follows as a learner until it is faster")
             if slow.rank == me:
                 run.absence.begin(SLOW)
 

@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final, cast
+from typing import Annotated, Any, cast
 
 import msgspec
 import numpy as np
 
 from ringfort.context import DistributedContext
 from ringfort.errors import ProtocolError
-from ringfort.training.elastic.digests import digest_sample, digest_share, inspect_share
-from ringfort.training.elastic.local_sum import Layout, LocalSum, is_finite
+from ringfort.training.elastic.digests import Inspection, digest_sample, digest_share, inspect_share
+from ringfort.training.elastic.local_sum import SUMS, GradientSum, Layout, is_finite
 from ringfort.training.elastic.protocol import Report, Result, Token
 from ringfort.training.elastic.sample_order import Array
-from ringfort.training.elastic.spare_memory import SpareMemory
 from ringfort.training.elastic.state_check import Leaves, Word
 from ringfort.training.elastic.state_tree import Image, Manifest, StateTree
 from ringfort.training.elastic.token_codec import TokenCodec
 from ringfort.training.elastic.transfer import check_manifest, size_limit
 
-SUMS: Final = "sums"
-"""The part of a result with the weight of its samples and the weighted sum of their losses. They are reduced like the
-gradients: a result that is settled later, or replayed, must be divided by the same number."""
 _Size = Annotated[int, msgspec.Meta(ge=0, lt=1 << 48)]
 
 
@@ -42,9 +38,11 @@ _layouts: msgspec.msgpack.Decoder[Layout | None] = msgspec.msgpack.Decoder(Layou
 _wires: msgspec.msgpack.Decoder[_Wire] = msgspec.msgpack.Decoder(_Wire)
 
 
-def inspect(result: Result, me: int, size: int) -> tuple[int, bool]:
+def inspect(result: Result, me: int, size: int, begun: Inspection | None = None) -> tuple[int, bool]:
     """Return the digest of one member's share of a result, and whether that has no infinity and no NaN. A state may
-    have some."""
+    have some. `begun` has looked at parts of it already."""
+    if begun is not None:
+        return begun.finish(result.payload)
     if result.is_state:
         return digest_share({"state": cast("Image", result.payload).data}, me, size), True
     return inspect_share(result.payload, me, size)
@@ -64,17 +62,21 @@ def sample_of(result: Result) -> int:
 class Exchange:
     """The exchanges of this member. Every call is a collective: all members of the epoch make the same ones."""
 
-    def __init__(self, local: LocalSum, codec: TokenCodec) -> None:
+    def __init__(self, local: GradientSum, codec: TokenCodec) -> None:
         self._local = local
         self._codec = codec
-        self._memory = SpareMemory()
-        self._is_agreed = False
-        self.loss = 0.0
-        """The weighted sum of the losses of this member's micro-batches."""
+        self._agreed: Layout | None = None
+        """The layout that all members of the epoch have."""
+        self._reduced: tuple[Any, Inspection | None] = (None, None)
 
     def begin(self) -> None:
         """The group of an epoch was formed."""
-        self._is_agreed = False
+        self._agreed = None
+
+    def expect(self, context: DistributedContext) -> None:
+        """The next micro-batch is the last before `reduce`. All members agree on the layout first."""
+        if self._agreed is not None and self._agreed is self._local.layout:
+            self._local.expect(context)
 
     def reports(self, context: DistributedContext, mine: Report) -> list[Report]:
         """Exchange what members tell when an epoch begins."""
@@ -103,30 +105,38 @@ class Exchange:
         return [_decoded(_leaves, data, rank) for rank, data in enumerate(found)]
 
     def agree(self, context: DistributedContext) -> None:
-        """Exchange the layout of the gradients, once per epoch: a member that was dealt nothing takes part too. Raise
-        `GradientLayoutError` if that of another member differs."""
-        if not self._is_agreed:
+        """Exchange the layout of the gradients, once per epoch and again when it has changed, which happens at all
+        members in the same step: a member that was dealt nothing takes part too. Raise `GradientLayoutError` if that of
+        another member differs."""
+        if self._agreed is None or self._agreed is not self._local.layout:
             found = context.all_gather_object(msgspec.msgpack.encode(self._local.layout))
             for rank, data in enumerate(found):
                 layout = _decoded(_layouts, data, rank)
                 if layout is not None:
                     self._local.prepare(layout)
-            self._is_agreed = True
+            self._agreed = self._local.layout
 
     def reduce(self, context: DistributedContext) -> dict[str, Array]:
         """Add up the local sums of all members, out of place: if that fails, another epoch reduces them again."""
-        total = dict[str, Array]()
-        for kind, buffer in self._local.buffers.items():
-            total[kind] = self._memory.take(kind, buffer.size)
-            if buffer.size:
-                context.all_reduce(buffer, out=total[kind])
-        total[SUMS] = context.all_reduce(self.own_sums[SUMS])
+        total = self._local.reduce(context)
+        if SUMS not in total:
+            total[SUMS] = context.all_reduce(self._sums())
+        self._reduced = total, self._local.inspection()
         return total
+
+    def inspection_of(self, result: Result) -> Inspection | None:
+        """Return what was looked at of a result while it was reduced; None for nothing."""
+        payload, inspection = self._reduced
+        self._reduced = None, None
+        return inspection if payload is result.payload else None
+
+    def _sums(self) -> Array:
+        return np.array([self._local.count, self._local.loss])
 
     @property
     def own_sums(self) -> dict[str, Array]:
         """What this member adds to the result of the step."""
-        return {**self._local.buffers, SUMS: np.array([self._local.count, self.loss])}
+        return {**self._local.own(), SUMS: self._sums()}
 
     def share(self, context: DistributedContext, root: int, mine: Result | None, state: StateTree) -> Result:
         """Send the result of the member of rank `root`, which passes it as `mine`, to all. `state` is this program's: a

@@ -7,22 +7,10 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
-from ringfort.cluster.core.peer_messages import Epoch
-
 MAX_EVENTS: Final = 1000
 """Lines that are kept."""
 Say = Callable[[int, str], None]
 """Takes a level of `logging` and a line."""
-
-
-def names_of(epoch: Epoch) -> dict[str, str]:
-    """Return the name of each member, by peer id: that of its machine, and where that is not unique, its process."""
-    members = [member for member in epoch.members if member.slots]  # a witness takes no part in the steps
-    names = [member.name or member.peer for member in members]
-    return {
-        member.peer: name if names.count(name) == 1 else f"{name}/{member.peer.rpartition('.')[2][:6]}"
-        for member, name in zip(members, names, strict=True)
-    }
 
 
 class Journal:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -18,11 +17,16 @@ from ringfort.config import (
     patience_of,
 )
 from ringfort.errors import ConfigError
+from ringfort.telemetry.log_handler import show_lines
 
 NODES: Final = "1:"
 """Unless somebody says how many members a run has: at least this one, and no limit."""
 NAME: Final = "elastic"
 """The name of a run whose program has no script, such as an interactive one."""
+MEMBER: Final = b"1"
+"""The mark for the launcher: this rank is a member."""
+MACHINE: Final = b"m"
+"""The mark that replaces it if all ranks of the machine are one member."""
 
 T = TypeVar("T")
 
@@ -43,10 +47,9 @@ def with_launcher(nodes: str | int | None, name: str | None, patience: float | N
     """
     told = Environment.from_mapping()
     if told.elastic_file is not None:
-        with suppress(OSError), Path(told.elastic_file).open("r+b") as file:  # gone with its launcher: nobody asks
-            file.write(b"1")
-        if not told.local_rank:
-            _show_events()
+        _leave_mark(told.elastic_file, MEMBER)
+        if not told.local_rank:  # the other ranks of the machine would print the same lines
+            show_lines("ringfort.elastic")
         _same("patience", patience, told.patience, "--patience", "RINGFORT_PATIENCE")
     option = told.elastic_nodes
     if nodes is not None and member_range(nodes) != member_range(option or nodes):
@@ -63,17 +66,17 @@ def with_launcher(nodes: str | int | None, name: str | None, patience: float | N
     )
 
 
-def _show_events() -> None:
-    """Print who comes, who goes and what it costs, unless the program has a logging setup of its own. One rank of each
-    machine does it, because all of them would print the same."""
-    events = logging.getLogger("ringfort.elastic")
-    if events.handlers or events.level != logging.NOTSET:
-        return
-    handler = logging.StreamHandler()
-    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S"))
-    handler.addFilter(lambda _: not logging.getLogger().handlers)  # the program may set up logging later
-    events.addHandler(handler)
-    events.setLevel(logging.INFO)
+def tell_of_machine() -> None:
+    """Tell the launcher, after `with_launcher`, that all ranks of this machine are one member: they end and start
+    together."""
+    file = Environment.from_mapping().elastic_file
+    if file is not None:
+        _leave_mark(file, MACHINE)
+
+
+def _leave_mark(path: str, mark: bytes) -> None:
+    with suppress(OSError), Path(path).open("r+b") as file:  # gone with its launcher: nobody asks
+        file.write(mark)
 
 
 def _same(name: str, given: T | None, told: T | None, option: str, variable: str) -> None:

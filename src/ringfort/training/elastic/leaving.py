@@ -27,7 +27,8 @@ class LeaveOnSignal:
         """`asked` is called in the handler with the name of the signal. It returns False if there is nothing to finish:
         then the signal acts at once."""
         self._asked = asked
-        self._got: int | None = None
+        self.got: int | None = None
+        """The signal that came."""
         self._before: dict[int, Any] = {}
         self._pid = os.getpid()
 
@@ -48,20 +49,25 @@ class LeaveOnSignal:
                     signal.signal(number, before)
             self._before = {}
 
+    def take(self, number: int) -> None:
+        """The signal came to another process of this member: `act` does the same here."""
+        if self.got is None:
+            self.got = number
+
     def act(self) -> None:
         """Do now what the signal that came would have done: raise `KeyboardInterrupt`, or `SystemExit` with 143. Do
         nothing if none came."""
-        if self._got == signal.SIGINT:
+        if self.got == signal.SIGINT:
             raise KeyboardInterrupt
-        if self._got is not None:
-            raise SystemExit(128 + self._got)
+        if self.got is not None:
+            raise SystemExit(128 + self.got)
 
     def _handle(self, number: int, frame: Any) -> None:
         if os.getpid() != self._pid:  # a forked child, such as a worker of a data loader, is no member
             signal.signal(number, self._before.get(number, signal.SIG_DFL))
             os.kill(os.getpid(), number)
             return
-        is_second, self._got = self._got is not None, number
+        is_second, self.got = self.got is not None, number
         if is_second or not self._asked(signal.Signals(number).name):
             self.act()
 

@@ -11,13 +11,16 @@ from contextlib import suppress
 from itertools import zip_longest
 from math import inf, prod
 from numbers import Real
-from typing import Annotated, Any, Final, Literal, cast
+from struct import Struct
+from typing import Annotated, Any, Final, Literal, NamedTuple, Protocol, cast
 
 import msgspec
 import numpy as np
 
 from ringfort.collectives.arrays import as_view
+from ringfort.context import DistributedContext
 from ringfort.errors import GradientLayoutError, InvalidArgumentError
+from ringfort.training.elastic.digests import Inspection
 from ringfort.training.elastic.sample_order import Array
 from ringfort.training.elastic.spare_memory import SpareMemory
 
@@ -30,6 +33,19 @@ _SUMMED_AS: Final[dict[Kind, str]] = {
 }
 _AS_IT_IS: Final = {kind: np.dtype(kind) for kind in ("float16", "float32", "float64")}
 """What NumPy can add up."""
+SUMS: Final = "sums"
+"""The part of a result with the weight of its samples and the weighted sum of their losses. They are reduced with the
+gradients: a result that is settled later, or replayed, must be divided by the same number."""
+_PAIR: Final = Struct("<2d")
+_WORDS: Final = 8
+"""A member's weight and loss as whole numbers of 16 bits, which every float32 has: each member fills its own places,
+and all add up the same numbers in the same order. So this costs no collective of its own, and rounds nothing."""
+_TAIL: Final = 64 * _WORDS
+"""Elements behind the gradients: room for 64 members. In larger groups the sums are reduced by themselves."""
+_COPIED: Final = (1 << 20) + 8 * _TAIL
+"""Bytes up to which it is quickest to copy an array and to reduce the copy in place."""
+_EXACT: Final = 2**53
+"""A float has every whole number up to here."""
 _PIECE: Final = 1 << 16
 """Elements that are scaled and added at once: the scratch memory for them stays in the L2 cache."""
 
@@ -56,6 +72,8 @@ class Layout(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     gradients: tuple[Gradient, ...]
     tree: Any
     """The dicts and lists that the gradients are in, with None in the place of each gradient."""
+    bucket_bytes: Annotated[int, msgspec.Meta(ge=0)] = 0
+    """Bytes of a bucket at least: buckets are reduced one after the other. 0 for one bucket per element type."""
 
     def __post_init__(self) -> None:
         if not self.gradients or _count(self.tree) != len(self.gradients):
@@ -69,6 +87,22 @@ class Layout(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             sizes[_SUMMED_AS[one.kind]] += one.size
         return sizes
 
+    def buckets(self) -> list[Bucket]:
+        """Return the parts of the buffers that are reduced one after the other: from the end, because the gradients of
+        the last layers are complete first. No gradient is in two buckets."""
+        found = list[Bucket]()
+        for kind, size in self.sizes.items():
+            least, end, begin = self.bucket_bytes // np.dtype(kind).itemsize or size, size, size
+            of_kind = [place for place, one in enumerate(self.gradients) if _SUMMED_AS[one.kind] == kind]
+            places = list[int]()
+            for place in reversed(of_kind):
+                begin -= self.gradients[place].size
+                places.append(place)
+                if end - begin >= least or place == of_kind[0]:
+                    found.append(Bucket(kind, begin, end, tuple(places)))
+                    end, places = begin, []
+        return found
+
     def check(self, run: Layout) -> None:
         """Raise `GradientLayoutError` if this layout is not that of the run."""
         if self == run:
@@ -80,21 +114,106 @@ class Layout(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         for place, (mine, other) in enumerate(zip_longest(ours, theirs)):
             if mine != other:
                 raise GradientLayoutError(mine, f"number {place}", f"number {list(theirs).index(mine)}")
+        if self.bucket_bytes != run.bucket_bytes:
+            raise GradientLayoutError("gradients", f"buckets of {self.bucket_bytes} bytes", f"{run.bucket_bytes} bytes")
         raise GradientLayoutError("gradients", f"the tree {self.tree}", f"the tree {run.tree}")
+
+
+class Bucket(NamedTuple):
+    """The elements `begin` to `end` of one buffer, and the places in the layout of the gradients that are there."""
+
+    kind: str
+    begin: int
+    end: int
+    places: tuple[int, ...]
+
+
+class GradientSum(Protocol):
+    """This member's sum of weighted gradients, until they are reduced. `LocalSum` is for programs that hand over
+    gradients as arrays; other frameworks have their own."""
+
+    layout: Layout | None
+    """None until something was added, or another member's layout is known."""
+
+    @property
+    def host_copies(self) -> int:
+        """The copies of the gradients that a run takes on the host: of the sum, of results and of their mean."""
+        ...
+
+    @property
+    def device_bytes(self) -> int:
+        """The bytes that the sum takes on a GPU."""
+        ...
+
+    @property
+    def loss(self) -> float:
+        """The weighted sum of the losses."""
+        ...
+
+    @property
+    def count(self) -> float:
+        """The weight of the samples in the sum."""
+        ...
+
+    def fits(self, layout: Layout) -> bool:
+        """Return whether `prepare` accepts a layout."""
+        ...
+
+    def prepare(self, layout: Layout) -> None:
+        """Use the layout of the run. Raise `GradientLayoutError` if this member's own gradients have another."""
+        ...
+
+    def begin(self) -> None:
+        """Begin another step, of which something will be added."""
+        ...
+
+    def clear(self) -> None:
+        """Begin another step, with zeros."""
+        ...
+
+    def expect(self, context: DistributedContext) -> None:
+        """The next micro-batch is the last before `reduce`: gradients that are complete may be reduced at once."""
+        ...
+
+    def forget(self) -> None:
+        """The epoch has ended: `reduce` will not come for what was expected."""
+        ...
+
+    def reduce(self, context: DistributedContext) -> dict[str, Array]:
+        """Add up the sums of all members, bucket by bucket, into memory of their own: if that fails, another epoch
+        reduces them again. Return the results by element type; with `SUMS`, if those came with them."""
+        ...
+
+    def inspection(self) -> Inspection | None:
+        """Return what was looked at of the last result while it came; None for nothing."""
+        ...
+
+    def own(self) -> dict[str, Array]:
+        """Return this member's sums by element type, as they were reduced."""
+        ...
 
 
 class LocalSum:
     """The sum of `count * gradients` over the micro-batches that this member has computed."""
 
     def __init__(self) -> None:
+        self.host_copies = 4
+        self.device_bytes = 0
         self.layout: Layout | None = None
         """None until something was added, or another member's layout is known."""
         self.buffers: dict[str, Array] = {}
         """The sums by element type."""
+        self._whole: dict[str, Array] = {}
+        """The same, with room for the sums of weights and losses behind."""
         self.count = 0.0
-        """The weight of the samples in them."""
+        self.loss = 0.0
         self._overwrites = False
-        self._memory = SpareMemory()
+        self._results = SpareMemory()
+        self._means = SpareMemory()
+
+    def fits(self, layout: Layout) -> bool:
+        """Return whether `prepare` accepts a layout."""
+        return self.layout in (None, layout)
 
     def prepare(self, layout: Layout) -> None:
         """Use the layout of the run, with zeros: a member that was dealt nothing takes part in the reduction too.
@@ -105,16 +224,17 @@ class LocalSum:
             self.layout.check(layout)
             return
         self.layout = layout
-        self.buffers = {kind: np.zeros(size, kind) for kind, size in layout.sizes.items()}
+        self._whole = {kind: np.zeros(size + _TAIL, kind) for kind, size in layout.sizes.items()}
+        self.buffers = {kind: self._whole[kind][:size] for kind, size in layout.sizes.items()}
 
     def begin(self) -> None:
         """Begin another step, of which something will be added: that overwrites the sums. (Zeros would have to be
         written and read first.)"""
-        self.count, self._overwrites = 0.0, True
+        self.count, self.loss, self._overwrites = 0.0, 0.0, True
 
     def clear(self) -> None:
         """Begin another step, with zeros."""
-        self.count, self._overwrites = 0.0, False
+        self.count, self.loss, self._overwrites = 0.0, 0.0, False
         for buffer in self.buffers.values():
             buffer.fill(0)
 
@@ -154,6 +274,41 @@ class LocalSum:
             layout.check(self.layout)
         return arrays
 
+    def expect(self, context: DistributedContext) -> None:
+        """Do nothing: the gradients of a micro-batch come all at once."""
+
+    def forget(self) -> None:
+        """Do nothing: nothing was begun."""
+
+    def reduce(self, context: DistributedContext) -> dict[str, Array]:
+        """Add up the sums of all members, out of place. Weights and losses travel behind the first gradients."""
+        total, n = dict[str, Array](), context.world_size
+        for kind, whole in self._whole.items():
+            size, tail = self.buffers[kind].size, 0
+            if SUMS not in total and _WORDS * n <= _TAIL:
+                tail = _WORDS * n
+                place = size + _WORDS * context.rank
+                whole[size : size + tail] = 0
+                whole[place : place + _WORDS] = np.frombuffer(_PAIR.pack(self.count, self.loss), np.uint16)
+            into = self._results.take(kind, whole.size)
+            source, out = whole[: size + tail], into[: size + tail]
+            if out.nbytes <= _COPIED:
+                np.copyto(out, source)
+                context.all_reduce(out)
+            elif out.size:
+                context.all_reduce(source, out=out)
+            total[kind] = into[:size]
+            if tail:
+                total[SUMS] = _added_up(out[size:].astype(np.uint16).tobytes())
+        return total
+
+    def inspection(self) -> Inspection | None:
+        """Return None: a result comes as a whole."""
+
+    def own(self) -> dict[str, Array]:
+        """Return this member's sums by element type."""
+        return self.buffers
+
     def mean(self, sums: dict[str, Array], count: float) -> Any:
         """Return `sums / count` as the tree that was added, of NumPy arrays that cannot be written: tuples have become
         lists, and bfloat16 has become float32. (NumPy alone has no bfloat16, and what a member has imported must not
@@ -162,7 +317,7 @@ class LocalSum:
         if count != 1:
             with np.errstate(over="ignore", invalid="ignore"):
                 for kind in self.layout.sizes:
-                    into = self._memory.take(kind, sums[kind].size)
+                    into = self._means.take(kind, sums[kind].size)
                     sums = {**sums, kind: np.divide(sums[kind], count, out=into, dtype=into.dtype)}
         means = list[Array]()
         for one, values in zip(self.layout.gradients, self._parts(sums), strict=True):
@@ -186,6 +341,16 @@ class LocalSum:
             yield buffers[kind][first : used[kind]]
 
 
+def _added_up(pairs: bytes) -> Array:
+    """Return the sums of all members' weights and losses. (Not by `sum`, which rounds otherwise in other versions of
+    Python.)"""
+    weight = loss = 0.0
+    for one, other in _PAIR.iter_unpack(pairs):
+        weight += one
+        loss += other
+    return np.array((weight, loss))
+
+
 def _add_scaled(sums: Array, values: Array, count: float) -> None:
     """Do `sums += count * values` without an array for the product."""
     if count == 1:
@@ -200,6 +365,8 @@ def _add_scaled(sums: Array, values: Array, count: float) -> None:
 
 def checked_count(count: Any) -> float:
     """Return a weight as a float. Raise `InvalidArgumentError` if it is none."""
+    if type(count) in (int, float) and 0 <= count < _EXACT:  # as most are
+        return float(count)
     # NumPy's numbers are Real too.
     with suppress(OverflowError):
         if not isinstance(count, bool) and isinstance(count, Real) and 0 <= float(count) < inf:
@@ -210,6 +377,8 @@ def checked_count(count: Any) -> float:
 def checked_loss(loss: Any) -> float:
     """Return a loss as a float: a number, or an array of any framework with one element and no axis. It may be infinite
     or NaN. Raise `InvalidArgumentError` for anything else."""
+    if type(loss) is float:  # as most are
+        return loss
     is_one = not isinstance(loss, (bool, str, bytes, bytearray)) and tuple(getattr(loss, "shape", ())) == ()
     with suppress(TypeError, ValueError, OverflowError):
         if is_one:

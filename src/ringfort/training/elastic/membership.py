@@ -9,7 +9,7 @@ from typing import Final
 
 from ringfort.bootstrap.connection import Connection
 from ringfort.cluster.backend import AutoDiscoveryBackend
-from ringfort.cluster.core.events import ClusterEvent, EpochEnded, Noted
+from ringfort.cluster.core.events import ClusterEvent, EpochEnded, EpochStarted, Noted
 from ringfort.cluster.core.peer_messages import Epoch, RunState
 from ringfort.cluster.core.state_sources import StateSource
 from ringfort.cluster.node import ClusterNode
@@ -25,6 +25,8 @@ _CONNECT: Final = 5.0
 """Seconds to open a stream to a donor."""
 _LOOK: Final = 0.2
 """Seconds between two looks at whether an epoch has ended."""
+_HEARD: Final = 1.0
+"""Seconds that a group which was formed waits at most for the news of its epoch. The news are usually there before."""
 
 
 def run_state(stands: Standstill, *, is_ready: bool = False) -> RunState:
@@ -50,6 +52,8 @@ class Membership:
         self._changed = Condition()
         self._news = 0
         self._ended: tuple[tuple[int, str], ...] = ()
+        self._heard: tuple[int, str] | None = None
+        """The latest epoch of whose start the program has heard."""
         self._tell = on_event
         self._on_learner = on_learner
         self._group = group
@@ -64,6 +68,15 @@ class Membership:
         self._backend = AutoDiscoveryBackend(group=self._group, node=self.node)
         self._context = DistributedContext(self._backend)
         self.node.subscribe(self._on_event)  # after the backend: a group fails before the program hears of it
+        begun = self.node.epoch  # already, so its news may have come before
+        if begun is not None:
+            self._heard = begun.key
+
+    @property
+    def backend(self) -> AutoDiscoveryBackend:
+        """The ranks of the group that was formed last."""
+        assert self._backend is not None
+        return self._backend
 
     @property
     def context(self) -> DistributedContext:
@@ -81,9 +94,17 @@ class Membership:
         return epoch.key in self._ended or self.node.epoch != epoch
 
     def form(self, epoch: Epoch, timeout: float) -> None:
-        """Form the group of `epoch`. Raise `DistributedError` if that fails, at once if `epoch` has ended."""
+        """Form the group of `epoch`. Raise `DistributedError` if that fails, at once if `epoch` has ended.
+
+        The program has heard of the start of `epoch` then, and of what happened before, such as why a member was lost:
+        events come in order, in another thread.
+        """
         assert self._backend is not None
         self._backend.establish_epoch(epoch, timeout)
+        deadline = time.monotonic() + _HEARD
+        with self._changed:
+            while self._heard != epoch.key and not self.has_ended(epoch) and (left := deadline - time.monotonic()) > 0:
+                self._changed.wait(left)
 
     @property
     def news(self) -> int:
@@ -166,3 +187,7 @@ class Membership:
             self._news += 1
             self._changed.notify_all()
         self._tell(event)
+        if isinstance(event, EpochStarted):
+            with self._changed:
+                self._heard = event.epoch.key
+                self._changed.notify_all()

@@ -4,9 +4,17 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Final, Literal
 
-from ringfort.config import AutoDiscoveryConfig, DistributedConfig, HealthConfig, member_range
+from ringfort.config import (
+    AutoDiscoveryConfig,
+    DistributedConfig,
+    Environment,
+    HealthConfig,
+    group_config_of,
+    member_range,
+)
 from ringfort.errors import InvalidArgumentError
 
 PATIENCE: Final = 10.0
@@ -56,12 +64,12 @@ class Options:
                 raise InvalidArgumentError(name, value, f"must be a ringfort.config.{kind.__name__}")
         member_range(self.nodes)
 
-    @property
+    @cached_property
     def fewest(self) -> int:
         """The least number of members with which a step begins."""
         return member_range(self.nodes)[0]
 
-    @property
+    @cached_property
     def most(self) -> int | None:
         """The largest number of members; None for no limit."""
         return member_range(self.nodes)[1]
@@ -74,7 +82,7 @@ class Options:
     @property
     def group_config(self) -> DistributedConfig:
         """The settings of the groups of its epochs."""
-        group = self.group or DistributedConfig()
+        group = group_config_of(self.group, Environment.from_mapping())
         return replace(group, timeout=max(group.timeout, _STUCK))
 
     def discovery(self, run: str) -> AutoDiscoveryConfig:

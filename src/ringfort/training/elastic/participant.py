@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import logging
 import os
+import platform
 import socket
 import time
 from collections.abc import Generator, Iterator
 from contextlib import suppress
 from inspect import GEN_RUNNING, getgeneratorstate
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
@@ -30,7 +31,7 @@ from ringfort.training.elastic.epoch_driver import EpochDriver
 from ringfort.training.elastic.exchange import SUMS, inspect, sample_of
 from ringfort.training.elastic.finish import Finish
 from ringfort.training.elastic.journal import Journal
-from ringfort.training.elastic.local_sum import LocalSum, checked_count, checked_loss
+from ringfort.training.elastic.local_sum import GradientSum
 from ringfort.training.elastic.membership import Membership
 from ringfort.training.elastic.options import Options
 from ringfort.training.elastic.origin import Origin
@@ -38,6 +39,7 @@ from ringfort.training.elastic.other_runs import OtherRuns, Place
 from ringfort.training.elastic.protocol import Differs, Fenced, Mark, Replica, Result, Standstill
 from ringfort.training.elastic.run_checkpoints import RunCheckpoints
 from ringfort.training.elastic.run_note import TOPIC, note_of
+from ringfort.training.elastic.run_trace import RunTrace
 from ringfort.training.elastic.sample_order import Array
 from ringfort.training.elastic.seating import Seating
 from ringfort.training.elastic.sleep_watch import SleepWatch
@@ -63,18 +65,20 @@ work together."""
 class Participant:
     """This program's part in a run."""
 
-    def __init__(self, options: Options, state: StateTree, data: Data, total: int, journal: Journal) -> None:
+    def __init__(
+        self, options: Options, state: StateTree, local: GradientSum, data: Data, total: int, journal: Journal
+    ) -> None:
         """Prepare it; `open` looks for the run. `total` is its last step."""
         self.data, self.state, self.total, self.journal = data, state, total, journal
-        self.local = LocalSum()
+        self.local = local
         self.checkpoints = RunCheckpoints(options.checkpoint, options.every, options.keep, options.name, f"{data}")
         self.origin = Origin(state, self.checkpoints, journal.say)
         self.replica = Replica(data, self.origin.result, self._digest, self._sample)
         self.replica.saved = self.origin.step
         self._sampled: tuple[Result, int] | None = None
         """The result that was compared with the others' last, and the digest of its sample."""
-        self._lent: Result | None = None
-        """The result that the program has got as a mean."""
+        self._lent: tuple[Result, str] | None = None
+        """The result that the program has got as a mean, and what the program calls that."""
         self.is_leaving = False
         self.absence = Absence()
         self.was_slow = False
@@ -86,6 +90,7 @@ class Participant:
         self.options = options
         manifest = state.manifest()
         self._note = note_of(options.name, data, options.nonfinite, manifest, socket.gethostname())
+        self.trace = RunTrace(options.name, total)
         self.meter = SpeedMeter()
         self.driver = EpochDriver(self)
         self.seating = Seating(self)
@@ -96,7 +101,9 @@ class Participant:
         self._pid = os.getpid()
         self._opened_at = time.monotonic()
         self.donor = Donor(
-            lambda: self.local.layout, kept_bytes=min(KEPT, manifest.nbytes), busy=lambda: self.driver.is_reducing
+            lambda: self.local.layout,
+            kept_bytes=min(KEPT, manifest.nbytes),
+            busy=lambda: self.driver.is_reducing,
         )
         self.copy = StateCopy(self, options.join_timeout)
         self.others = OtherRuns(self._note, self._where, self._tell, self._opened_at)
@@ -139,7 +146,7 @@ class Participant:
 
     def samples_of(self, turn: Turn) -> Array:
         """Return the samples of a micro-batch, and begin to measure the time that it takes."""
-        samples = self.data.part(self.data.span(turn.mark.cursor), turn.compute.part)
+        samples = self.data.part(turn.compute.span, turn.compute.part)
         self.meter.begin(len(samples))
         return samples
 
@@ -147,17 +154,17 @@ class Participant:
         """Return a new random generator for a micro-batch."""
         return self.data.random(turn.compute.step, turn.compute.part)
 
-    def add(self, turn: Turn, gradients: Any, count: float | None, loss: float) -> None:
-        """Add the gradients of a micro-batch to the local sum. If it raises an error, nothing was added: a program that
-        catches it adds the micro-batch again."""
-        loss = checked_loss(loss)
-        count = checked_count(self.meter.samples if count is None else count)
+    def unit_of(self, turn: Turn) -> int:
+        """Return the number of samples whose weight is 1."""
+        return turn.compute.span.unit
+
+    def begin(self) -> None:
+        """The program adds to the local sum next."""
         if not self.replica.covered:
             self.local.begin()
-            self.driver.exchange.loss = 0.0
-        unit = self.data.span(turn.mark.cursor).unit
-        weight = self.local.add(gradients, count, unit)
-        self.driver.exchange.loss += weight * loss if weight else 0.0
+
+    def added(self, turn: Turn) -> None:
+        """The local sum includes a micro-batch."""
         self.replica.add(turn.compute.part, turn.mark)
         self.meter.end()
 
@@ -166,26 +173,19 @@ class Participant:
         self.journal.aside(seconds)
         self.meter.aside(seconds)
 
-    def mean_of(self, done: Done) -> Any:
-        """Return the mean gradients of a sealed step."""
-        if done.is_overtaken:
-            if self.local.layout is None:
-                raise InvalidArgumentError("step", done.result.step, "no micro-batch was computed here")
-            self.local.clear()
-            return self.local.mean(self.local.buffers, 1.0)
-        if done.weight == 1:
-            self._lent = done.result
-        return self.local.mean(done.result.payload, done.weight)
+    def lend(self, result: Result, what: str) -> None:
+        """The program has got the memory of a result as `what`, and must not change it."""
+        self._lent = result, what
 
     def _take_back(self) -> None:
         """Raise `InvalidArgumentError` if the program has written into a mean that is the result itself, which other
         machines may still need. Its arrays cannot be written, but tensors that torch makes of them can."""
         lent, self._lent = self._lent, None
         if lent is not None and self._sampled is not None:
-            result, digest = self._sampled
-            if result is lent and sample_of(result) != digest:
+            (result, digest), (given, what) = self._sampled, lent
+            if result is given and sample_of(result) != digest:
                 why = "was changed in place; other machines need it as it was, so change a copy"
-                raise InvalidArgumentError("step.mean()", f"the mean of step {lent.step}", why)
+                raise InvalidArgumentError(what, f"the mean of step {given.step}", why)
 
     @property
     def raises_nonfinite(self) -> bool:
@@ -213,11 +213,13 @@ class Participant:
             self._sleep.close()
             self.copy.interrupt()
             self.donor.close()
+            self.seating.close()
         finally:
             try:
                 self.members.close(why)
             finally:
                 self.checkpoints.close()
+                self.trace.close()
 
     # --- called by the thread of `SleepWatch` -------------------------------------------------------------------------
 
@@ -238,6 +240,7 @@ class Participant:
 
     def _on_event(self, event: ClusterEvent) -> None:
         self.others.on_event(event)
+        self.trace.on_event(event)
         match event:
             case EpochStarted():
                 self.copy.interrupt()  # it is seated with the state that it has
@@ -245,6 +248,7 @@ class Participant:
                 self.journal.lost(peer, why)
             case Waiting(why=why) if not (why.endswith(TOO_FEW) and self.replica.mark.branch):  # `waits` says that
                 self.journal.say(f"Waiting: {why}")
+                self.trace.event("waiting", f"{platform.node()} waits: {why}")
             case _:
                 pass
 
@@ -287,6 +291,7 @@ class Participant:
             return
         try:
             self.members.form(epoch, _FORM)
+            self.trace.formed(self.members.backend, epoch)
             note("group of %s formed", epoch)
             self.is_busy, self.last_epoch, self.copy.is_copy = True, epoch, False
             yield from self.driver.take_part(epoch)
@@ -360,10 +365,10 @@ class Participant:
                 raise exc
         self.members.tell(self.replica.fence(0), is_ready=False)
 
-    def done(self, result: Result, *, is_finite: bool) -> Done:
-        """Return what the program is given to apply."""
+    def done(self, result: Result, before: Mark, *, is_finite: bool) -> Done:
+        """Return what the program is given to apply, at the mark `before`."""
         weight, loss = (float(value) for value in result.payload[SUMS])
-        return Done(result, weight, loss, is_finite)
+        return Done(result, weight, loss, is_finite, samples=result.cursor - before.cursor)
 
     # --- called by the replica ----------------------------------------------------------------------------------------
 
@@ -373,5 +378,6 @@ class Participant:
         return digest
 
     def _digest(self, result: Result, me: int, size: int) -> int:
-        digest, self.replica.is_finite = inspect(result, me, size)
+        begun = self.driver.exchange.inspection_of(result)
+        digest, self.replica.is_finite = inspect(result, me, size, begun)
         return digest

@@ -8,7 +8,7 @@ the next epoch begins a new one. What must survive that is in the replica: the m
     Gather(value)           the values of all members, in the order of their ranks
     Reduce()                the sum of all members' local sums
     Share(root, result)     the root's `Result`, at every member
-    Compute(part)           nothing, after the micro-batch was added to the local sum (`Replica.add`)
+    Compute(part, span)     nothing, after the micro-batch was added to the local sum (`Replica.add`)
     Apply(result, tokens)   nothing, after the program has applied the result to its state
     Pause()                 nothing, after a moment in which a new member may be seated: that ends the epoch
 
@@ -25,13 +25,16 @@ The rules, and where each is kept:
  4. A member tells what it holds only when it can no longer hold or seal anything of an older epoch. (`Replica.fence`)
  5. Each micro-batch is in exactly one local sum. Sums cannot be taken apart: of two that overlap, one is dropped whole.
     Every seal checks the coverage. (`settle`, `_seal`)
- 6. Nobody decides a deal by itself: deals follow from the reports and tokens that all members have. (`_deal`)
+ 6. Nobody decides a deal by itself: deals follow from the reports and tokens that all members have.
+    (`_first_deals`, `_deal_after`)
  7. A reduction is never repeated within an epoch: what fails ends the epoch.
  8. Copies of one result that differ are void: nobody applies one, and the next epoch reduces the step again. (`_step`,
     `settle`) All members have the same tokens, so nobody can have sealed one. A member that has not seen the tokens
     still holds its copy: those that have report the epoch as void, and the copy does not count. A result that is sent
     in recovery is never void, because a member that is away may have sealed it: copies of it are compared before they
     are held. (`_adopt`)
+ 9. The samples of a step that was opened stay the same until it is sealed, with however many members. Of several
+    openings that of the highest epoch counts, and sums of another one are dropped. (`settle`)
 """
 
 from __future__ import annotations
@@ -44,10 +47,13 @@ from threading import Lock
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from ringfort.errors import DistributedError
-from ringfort.training.elastic.dealing import Data, deal
+from ringfort.training.elastic.dealing import Data, Span, deal
 
 FOUNDING: Final = -1
 """The step of a member that is in no branch yet. Founding a branch seals the state itself."""
+AHEAD: Final = 16
+"""Micro-batches per member, about, that are dealt in advance: so workers can load data for steps to come. Deals follow
+from speeds that are that much older: with 16 micro-batches per member and step one step, with one 16 steps."""
 DIGESTS: Final = 2**64
 """Digests are added modulo this."""
 COMPARE_EVERY: Final = 100
@@ -155,6 +161,9 @@ class Report:
     """The latest epoch whose results of the step after `mark` are void; 0 for none."""
     differed: int = 0
     """How often in a row copies of the result of that step differed."""
+    opened: tuple[int, int] = (0, 0)
+    """The latest epoch in which the step after `mark` was opened, 0 for none; and the samples of the step, to which
+    `covered` belongs."""
 
 
 class Token(NamedTuple):
@@ -180,6 +189,8 @@ class Token(NamedTuple):
     """Microseconds from step to step."""
     copy: int = 0
     """A digest of what all members compare of their copies."""
+    is_preparing: bool = False
+    """It has no memory ready for an image, for which all members wait with theirs."""
 
 
 @dataclass(frozen=True)
@@ -208,6 +219,20 @@ class Compute:
 
     step: int
     part: int
+    span: Span
+    """The samples of the step."""
+    is_last: bool = False
+    """Nothing comes between this micro-batch and the reduction, so that may begin with gradients that are complete."""
+
+
+class Deal(NamedTuple):
+    """The micro-batches of one step that this member computes."""
+
+    mark: Mark
+    """The mark before the step; of a later step without its chain, which nobody knows yet."""
+    span: Span
+    """The samples of the step."""
+    parts: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -275,13 +300,16 @@ class Continue:
     """Compute the next step. `kept` are the micro-batches that each member's local sum already covers."""
 
     kept: tuple[frozenset[int], ...]
+    samples: int
+    """Those of the step."""
 
 
 Opening: TypeAlias = Adopt | Found | Continue
 
 
-def settle(reports: Sequence[Report]) -> Opening:
-    """Return how the members that sent `reports` go on. All of them get the same answer.
+def settle(reports: Sequence[Report], usual: int) -> Opening:
+    """Return how the members that sent `reports` go on. All of them get the same answer. A step that they open now has
+    the `usual` number of samples.
 
     Members of one epoch are in one branch and at most one step apart: the membership law sees to that.
     """
@@ -301,12 +329,15 @@ def settle(reports: Sequence[Report]) -> Opening:
         return Adopt(max(holders, key=lambda rank: (reports[rank].held, -rank)), is_sealed=False)
     if top.branch == "":
         return Found(max(ranks, key=lambda rank: (reports[rank].saved, -rank)))
+    epoch, samples = max(report.opened for report in reports)  # rule 9
+    if not epoch:
+        samples = usual
     kept, seen = list[frozenset[int]](), set[int]()
     for report in reports:
-        keeps = report.covered if seen.isdisjoint(report.covered) else frozenset[int]()  # rule 5
-        kept.append(keeps)
-        seen |= keeps
-    return Continue(tuple(kept))
+        is_kept = report.opened[1] == samples and seen.isdisjoint(report.covered)  # rule 5
+        kept.append(report.covered if is_kept else frozenset())
+        seen |= kept[-1]
+    return Continue(tuple(kept), samples)
 
 
 def minority(copies: Sequence[int]) -> tuple[int, ...] | None:
@@ -346,8 +377,12 @@ class Replica:
         self.saved = FOUNDING
         self.wants_pause = False
         self.wants_image = False
+        self.is_preparing = False
         self.sums: tuple[float, ...] = ()
         self.is_finite = True
+        self.deals: tuple[Deal, ...] = ()
+        """What this member computes in this step and in those to come, as far as that is known. A new epoch deals
+        anew."""
         self.history: deque[tuple[Mark, Result]] = deque(maxlen=1)
         """The latest sealed results, each with the mark before it: for members that are one step behind."""
         self._found = found
@@ -355,8 +390,15 @@ class Replica:
         self._sample = sample
         self._void = 0
         self._differed = 0
+        self._opened = (0, 0)
+        """The latest epoch in which the step after the mark was opened, and its samples."""
         self._fence = 0
         self._lock = Lock()
+
+    @property
+    def span(self) -> Span:
+        """The samples of the step after the mark: as it was opened, or else as one member alone would open it."""
+        return self.data.span(self.mark.cursor, opened=self._opened[1])
 
     # --- called from other threads ------------------------------------------------------------------------------------
 
@@ -373,6 +415,7 @@ class Replica:
         with self._lock:
             self.mark, self.held, self.covered = mark, None, frozenset()
             self._void = self._differed = 0
+            self._opened = (0, 0)
             self.history.clear()
             self.history.extend(history)
 
@@ -381,13 +424,15 @@ class Replica:
         summed is no member's. It comes back as another peer, with its state."""
         with self._lock:
             self.held, self.covered, self._fence = None, frozenset(), 0
+            self._opened = (0, 0)
 
     # --- one epoch ----------------------------------------------------------------------------------------------------
 
     def report(self) -> Report:
         """Return what this member tells when an epoch begins."""
         epoch, step = (0, FOUNDING) if self.held is None else (self.held.epoch, self.held.result.step)
-        return Report(self.mark, epoch, step, self.covered, self.speed, self.saved, self._void, self._differed)
+        opened = (self._opened[0], self.span.samples)
+        return Report(self.mark, epoch, step, self.covered, self.speed, self.saved, self._void, self._differed, opened)
 
     def add(self, part: int, mark: Mark | None = None) -> bool:
         """Note that the local sum now includes micro-batch `part` of the step after `mark`. Return False if this member
@@ -405,7 +450,7 @@ class Replica:
         what is pending and begin no step. Ends only by being closed, or by an error."""
         while True:
             reports: Sequence[Report] = yield Gather(self.report())
-            opening = settle(reports)
+            opening = settle(reports, self.data.span(self.mark.cursor, size).samples)
             self._differed = max((report.differed for report in reports if report.mark == self.mark), default=0)
             if isinstance(opening, Continue):
                 break
@@ -413,14 +458,32 @@ class Replica:
         self._drop_void(max(report.void for report in reports))
         while size < fewest:
             yield Pause()
-        kept, speeds = opening.kept, [report.speed for report in reports]
-        if kept[me] != self.covered:
+        if opening.kept[me] != self.covered:
             self.covered = frozenset()  # somebody else's sum has some of these micro-batches
-        pauses = False
+        pauses, deals = False, self._first_deals(me, opening, [report.speed for report in reports])
         while True:
-            tokens = yield from self._step(number, me, kept, speeds, pauses=pauses)
-            kept, speeds = (frozenset[int](),) * size, [token.speed for token in tokens]
+            self._opened = (number, deals[0].span.samples)
+            self.deals = (deals[0]._replace(mark=self.mark), *deals[1:])
+            tokens = yield from self._step(number, me, size, pauses=pauses)
+            deals = [*deals[1:], self._deal_after(deals[-1], me, [token.speed for token in tokens])]
             pauses = any(token.wants_pause for token in tokens)
+
+    def _first_deals(self, me: int, opening: Continue, speeds: Sequence[int]) -> list[Deal]:
+        """Return what this member computes in the first step of an epoch and in the next ones, as far as they are dealt
+        in advance. `speeds` are those of all members: rule 6."""
+        span = self.data.span(self.mark.cursor, opened=opening.samples)
+        missing = sorted(set(range(self.data.parts(span))).difference(*opening.kept))
+        deals = [Deal(self.mark, span, deal(missing, speeds)[me])]
+        size = len(speeds)
+        for _ in range(max(1, AHEAD * size // self.data.parts(self.data.span(0, size)))):
+            deals.append(self._deal_after(deals[-1], me, speeds))
+        return deals
+
+    def _deal_after(self, last: Deal, me: int, speeds: Sequence[int]) -> Deal:
+        """Return what this member computes in the step after another that is dealt already."""
+        mark = Mark(last.mark.branch, last.mark.step + 1, b"", last.mark.cursor + last.span.samples)
+        span = self.data.span(mark.cursor, len(speeds))
+        return Deal(mark, span, deal(range(self.data.parts(span)), speeds)[me])
 
     def _adopt(
         self, number: int, me: int, size: int, lineage: str, opening: Adopt | Found
@@ -455,21 +518,17 @@ class Replica:
             self._seal(number, result, digest)
             yield Apply(result, tuple(tokens), before, self.mark)
 
-    def _step(
-        self, number: int, me: int, kept: Sequence[frozenset[int]], speeds: Sequence[int], *, pauses: bool
-    ) -> Generator[Instruction, Any, Sequence[Token]]:
-        mark, span = self.mark, self.data.span(self.mark.cursor)
-        parts = self.data.parts(span)
-        missing = sorted(set(range(parts)).difference(*kept))
-        for part in deal(missing, speeds)[me]:  # rule 6
-            yield Compute(mark.step + 1, part)
+    def _step(self, number: int, me: int, size: int, *, pauses: bool) -> Generator[Instruction, Any, Sequence[Token]]:
+        mark, span, mine = self.deals[0]
+        for place, part in enumerate(mine, 1):
+            yield Compute(mark.step + 1, part, span, is_last=place == len(mine) and not pauses)
         if pauses:  # here, so that a new member catches up while the others compute
             yield Pause()
         payload: Any = yield Reduce()
         result = Result(mark.branch, mark.step + 1, mark.cursor + span.samples, payload)
         self._hold(number, result)
         about = (result.branch, number, result.step, result.cursor, mark.chain)
-        digest = self._digest(result, me, len(kept))
+        digest = self._digest(result, me, size)
         token = Token(
             about,
             digest,
@@ -482,6 +541,7 @@ class Replica:
             self.overhead,
             self.period,
             self._sample(result),
+            self.is_preparing,
         )
         tokens: Sequence[Token] = yield Gather(token)
         digest = _agreed(tokens)
@@ -491,7 +551,7 @@ class Replica:
             self._drop_void(number)  # rule 8
             raise
         covered = [part for token in tokens for part in token.covered]
-        if sorted(covered) != list(range(parts)):  # rule 5
+        if sorted(covered) != list(range(self.data.parts(span))):  # rule 5
             raise StepError(f"Step {result.step} does not cover each micro-batch exactly once")
         self._seal(number, result, digest)
         yield Apply(result, tuple(tokens), mark, self.mark, is_compared=result.step % COMPARE_EVERY == 0)
@@ -511,6 +571,7 @@ class Replica:
             self.held = None
             self.covered = frozenset()
             self._void = self._differed = 0
+            self._opened = (0, 0)
 
     def _compare(self, tokens: Sequence[Token], result: Result) -> None:
         """Raise `Differs` if members have different copies of `result`."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
-from functools import cached_property
 from math import inf
 
 from ringfort.training.elastic.protocol import Mark, Result
@@ -18,6 +17,8 @@ class Kept:
     before: Mark
     result: Result
     digest: int
+    after: Mark
+    """The mark of a member that has applied it."""
     sums: tuple[float, ...] = ()
     is_finite: bool = True
 
@@ -26,15 +27,10 @@ class Kept:
         """The arrays of the result, by name."""
         return {name: array.reshape(-1) for name, array in self.result.payload.items()}
 
-    @cached_property
+    @property
     def nbytes(self) -> int:
         """The bytes of the arrays."""
-        return sum(array.nbytes for array in self.result.payload.values())
-
-    @cached_property
-    def after(self) -> Mark:
-        """The mark of a member that has applied it."""
-        return self.before.after(self.result, self.digest)
+        return sum([array.nbytes for array in self.result.payload.values()])
 
 
 class ResultHistory:

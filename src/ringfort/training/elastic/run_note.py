@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from hashlib import blake2b
 from typing import Annotated, Final
 
@@ -50,7 +49,7 @@ _decoder: msgspec.msgpack.Decoder[RunNote] = msgspec.msgpack.Decoder(RunNote)
 def note_of(name: str, data: Data, nonfinite: str, manifest: Manifest, machine: str) -> RunNote:
     """Return the note of a program that is in no branch yet. `nonfinite` is what it does with infinite gradients: all
     members must do the same. (Checkpoints do not depend on it: a run may be started again with another choice.)"""
-    settings = {**asdict(data), "nonfinite": nonfinite}
+    settings = {**data.settings, "nonfinite": nonfinite}
     shapes = manifest.leaves()
     digest = blake2b(f"{settings} {sorted(shapes.items())}".encode(), digest_size=4).hexdigest()
     told, room = dict[str, str](), _ROOM

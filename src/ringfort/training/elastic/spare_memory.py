@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Final
 
 import numpy as np
@@ -38,12 +38,16 @@ class SpareMemory:
     or being sent, and a program that has kept a mean. So nobody has to be asked, and nobody can be forgotten.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, allocate: Callable[[int, str], Array] = np.empty, *, keeps_all: bool = False) -> None:
+        """`allocate` returns new memory for so many elements of a type. With `keeps_all`, memory that is not needed any
+        more is only given back by `trim`."""
+        self._allocate = allocate
+        self._keeps_all = keeps_all
         self._arrays: deque[Array] = deque()
 
     def take(self, kind: str, size: int) -> Array:
         """Return an array with any content, which nobody else has."""
-        found = np.empty(size, kind) if size * np.dtype(kind).itemsize <= _SMALL else None
+        found = self._allocate(size, kind) if size * np.dtype(kind).itemsize <= _SMALL else None
         if found is not None:
             return found
         unused = _unused()
@@ -52,7 +56,16 @@ class SpareMemory:
                 self._arrays.append(array)
             elif found is None and array.size == size and array.dtype == kind:
                 found = array  # other unused ones are given back: there are more than needed
+            elif self._keeps_all:
+                self._arrays.append(array)
         if found is None:
-            found = np.empty(size, kind)
+            found = self._allocate(size, kind)
         self._arrays.append(found)
         return found
+
+    def trim(self) -> None:
+        """Give back what nobody holds."""
+        unused = _unused()
+        for array, references in _taken_from(self._arrays, len(self._arrays)):
+            if references > unused:
+                self._arrays.append(array)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import platform
 import time
 from collections.abc import Generator, Iterator
 from contextlib import closing
@@ -99,6 +100,7 @@ class StateCopy:
     def _follow(self, learner: Learner, epoch: Epoch, left: Epoch | None) -> Iterator[Turn | Done]:
         """`epoch` is that of the donors."""
         run, replica = self._run, self._run.replica
+        run.trace.follows()
         is_near, replayed = self._look_for_missed(learner)
         fetched = None if is_near else (yield from self._fetch(learner, left))
         if self._is_seated(left):
@@ -148,8 +150,9 @@ class StateCopy:
                 is_new = not replica.mark.branch and not replica.covered  # one with a local sum must not add to it
                 has_steps = described.mark.step < run.total  # in a finished run it would be left inside a step
                 practice = Practice(was_slow=run.was_slow, is_measured=run.meter.speed > 0)
-                if is_new and has_steps and described.layout is not None:
-                    run.local.prepare(described.layout)
+                layout = described.layout
+                if is_new and has_steps and layout is not None and run.local.fits(layout):
+                    run.local.prepare(layout)
                     while practice.is_due(time.monotonic(), described.mark.step) and not self._is_seated(left):
                         yield from self._practise(practice, 0, described.mark)
 
@@ -157,7 +160,7 @@ class StateCopy:
         """Have the program compute a micro-batch of the step after `mark`, and measure it."""
         run = self._run
         run.meter.forget()
-        yield Turn(Compute(mark.step + 1, part), mark)
+        yield Turn(Compute(mark.step + 1, part, run.data.span(mark.cursor)), mark)
         run.replica.speed = run.meter.speed
         if run.meter.speed:
             seconds = run.meter.overhead / 1e6 + run.data.microbatch / run.meter.speed
@@ -165,7 +168,7 @@ class StateCopy:
 
     def _free_part(self) -> int | None:
         """Return a micro-batch of the next step for practice. It stays in no sum, unless this program is seated before
-        the step is sealed: then it counts."""
+        the step is sealed, and the step has as many samples as one member alone would open: then it counts."""
         run, mark = self._run, self._run.replica.mark
         parts = run.data.parts(run.data.span(mark.cursor))
         return next((part for part in range(parts) if part not in run.replica.covered), None)
@@ -217,8 +220,9 @@ class StateCopy:
         run.replica.learn(replayed.after, [(replayed.before, replayed.result)])
         run.donor.begin(replayed.after)  # it keeps nothing: nobody asks a learner, and the next results need the memory
         note("step %d replayed, %d behind", replayed.result.step, replayed.behind)
+        run.trace.replayed(replayed.result.step)
         run.members.learned(epoch, run.replica.fence(0), is_ready=False)
-        return run.done(replayed.result, is_finite=replayed.is_finite)
+        return run.done(replayed.result, replayed.before, is_finite=replayed.is_finite)
 
     def _load(self, fetched: Fetched) -> None:
         run, mine, theirs = self._run, self._run.replica.mark, fetched.mark
@@ -234,7 +238,9 @@ class StateCopy:
         run.replica.learn(theirs, ())
         run.origin.has_copy()
         run.donor.begin(theirs)
-        run.journal.say(f"Copied the state of step {theirs.step} ({fetched.image.manifest.nbytes / 1e6:.1f} MB)")
+        what = f"the state of step {theirs.step} ({fetched.image.manifest.nbytes / 1e6:.1f} MB)"
+        run.journal.say(f"Copied {what}")
+        run.trace.event("learner", f"{platform.node()} has copied {what}")
 
     def _check(self, fetched: Fetched) -> None:
         """Raise an error if this program cannot use the state, or needs none of it."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 from ast import literal_eval
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from hashlib import sha256
 from math import prod
 from operator import is_
@@ -23,6 +24,7 @@ import numpy as np
 from ringfort.collectives.arrays import ArrayView, as_view, plain_view
 from ringfort.collectives.reduction import element_type, element_type_named
 from ringfort.errors import InvalidArgumentError, UnsupportedArrayError
+from ringfort.training.elastic.image_memory import ImageMemory
 from ringfort.training.elastic.sample_order import Array
 
 _DEEPEST: Final = 100
@@ -108,9 +110,19 @@ class Image:
         """Return the bytes of one block."""
         return memoryview(self.data)[index * BLOCK : (index + 1) * BLOCK]
 
+    def array(self, entry: Entry) -> Array:
+        """Return the bytes of an array. Raise `InvalidArgumentError` if they are not where the manifest says."""
+        found = self.data[entry.place]
+        if not len(found) == entry.nbytes == _nbytes(entry):
+            raise InvalidArgumentError("image", entry.path, "is not in the place that the manifest says")
+        return found
+
 
 class StateTree:
     """The state of a program, which the program changes in place."""
+
+    is_copied_between = True
+    """Whether it can be copied between two micro-batches of a step, and not only after a step."""
 
     def __init__(self, tree: Any) -> None:
         """Raise `UnsupportedArrayError` for a leaf that is neither a writable array nor a plain value, and
@@ -118,32 +130,44 @@ class StateTree:
         if not isinstance(tree, (dict, list)):
             raise InvalidArgumentError("state", type(tree).__name__, "must be a dict or a list of arrays and numbers")
         self._tree = cast("Any", tree)
+        self._remember_first()
+
+    def _remember_first(self) -> None:
         self._first = {entry.path for entry in self.manifest().entries if not entry.is_none}
         """The leaves that the program began with. Those that came later, in the place of None too, may be missing in an
         earlier image."""
 
+    @cached_property
+    def memory(self) -> ImageMemory:
+        """The memory of its images."""
+        return ImageMemory()
+
     def manifest(self) -> Manifest:
         """Return what an image would contain now, without hashes."""
         entries, offset = list[Entry](), 0
-        for slot in self._slots():
-            entries.append(_entry(slot.path, slot.leaf(), offset))
+        tree = self._root()
+        for slot in self._slots(tree):
+            entries.append(_entry(slot.path, self._leaf(slot, needs_data=False), offset))
             offset += -(-entries[-1].nbytes // _ALIGNED) * _ALIGNED
-        return Manifest(tuple(entries), offset, tree=_tree_of(self._tree))
+        return Manifest(tuple(entries), offset, tree=_tree_of(tree))
 
     def image(self) -> Image:
         """Copy the state."""
         manifest = self.manifest()
-        data = np.zeros(manifest.nbytes, np.uint8)
-        for entry, slot in zip(manifest.entries, self._slots(), strict=True):
-            leaf = slot.leaf()
+        data, end = self.memory.take(manifest.nbytes), 0
+        for entry, slot in zip(manifest.entries, self._slots(self._root()), strict=True):
+            leaf = self._leaf(slot)
             if isinstance(leaf, ArrayView):
+                data[end : entry.offset] = 0  # between two arrays
                 data[entry.place] = leaf.flat.view(np.uint8)
+                end = entry.place.stop
+        data[end:] = 0
         return Image(manifest, data)
 
     def leaves(self) -> Iterator[tuple[str, Array | Plain]]:
         """Yield each leaf with its path: the bytes of an array, or a plain value."""
-        for slot in self._slots():
-            leaf = slot.leaf()
+        for slot in self._slots(self._root()):
+            leaf = self._leaf(slot)
             yield slot.path, leaf.flat.view(np.uint8) if isinstance(leaf, ArrayView) else leaf
 
     def misfit(self, manifest: Manifest) -> str:
@@ -176,15 +200,15 @@ class StateTree:
             raise InvalidArgumentError("state", "this program's", why)
         found = {entry.path: entry for entry in image.manifest.entries}
         for entry in found.values():
-            if entry.kind and not len(image.data[entry.place]) == entry.nbytes == _nbytes(entry):
-                raise InvalidArgumentError("image", entry.path, "is not in the place that the manifest says")
-        manifest = self.manifest()
+            if entry.kind:
+                image.array(entry)
+        manifest, root = self.manifest(), self._root()
         tree = manifest.tree if image.manifest.tree is None else image.manifest.tree
         own, theirs = manifest.leaves(), msgspec.structs.replace(image.manifest, tree=tree).leaves()
-        made = {path: _made(found[path]) for path, what in theirs.items() if own.get(path) != what}
-        _merge(self._tree, tree, "state", made)
-        for slot in self._slots():  # one at a time: a view may be a copy
-            entry, leaf = found[slot.path], slot.leaf()
+        made = {path: self._made(found[path]) for path, what in theirs.items() if own.get(path) != what}
+        _merge(root, tree, "state", made)
+        for slot in self._slots(root):  # one at a time: a view may be a copy
+            entry, leaf = found[slot.path], self._leaf(slot)
             if isinstance(leaf, ArrayView):
                 leaf.flat.view(np.uint8)[...] = image.data[entry.place]
                 array = leaf.finish()
@@ -192,27 +216,42 @@ class StateTree:
                     slot.holder[slot.key] = array
             else:
                 slot.holder[slot.key] = entry.plain()
+        self._take(root)
 
-    def _slots(self) -> Iterator[_Slot]:
+    # --- what a framework does in its own way -------------------------------------------------------------------------
+
+    def _root(self) -> Any:
+        """Return the tree, with the arrays that the program uses."""
+        return self._tree
+
+    def _take(self, tree: Any) -> None:
+        """An image was written into a tree of `_root`."""
+
+    def _leaf(self, slot: Slot, *, needs_data: bool = True) -> ArrayView | Plain:
+        """Return a leaf, of which not more than type and shape may be looked at without `needs_data`. Raise an error if
+        it cannot be kept, or not in this place."""
+        leaf = _leaf(slot.path, slot.child)
+        if isinstance(slot.holder, tuple) and not (isinstance(leaf, ArrayView) and leaf.finish() is slot.child):
+            why = "is in a tuple, where it cannot be replaced; use a list"
+            raise InvalidArgumentError(slot.path, slot.child, why)
+        return leaf
+
+    def _made(self, entry: Entry) -> Any:
+        """Return a new leaf, with any content. Raise `InvalidArgumentError` if NumPy does not have such arrays."""
+        return _made(entry)
+
+    def _slots(self, tree: Any) -> Iterator[Slot]:
         """Yield all places, in the order of their paths."""
-        return iter(sorted(_slots(self._tree, "state"), key=lambda slot: slot.path))
+        return iter(sorted(_slots(tree, "state"), key=lambda slot: slot.path))
 
 
-class _Slot(NamedTuple):
+class Slot(NamedTuple):
     """A place in the tree: `holder[key]` is the leaf."""
 
     holder: Any
     key: Any
     path: str
     child: Any
-
-    def leaf(self) -> ArrayView | Plain:
-        """Return the leaf. Raise an error if it cannot be kept, or not in this place."""
-        leaf = _leaf(self.path, self.child)
-        if isinstance(self.holder, tuple) and not (isinstance(leaf, ArrayView) and leaf.finish() is self.child):
-            why = "is in a tuple, where it cannot be replaced; use a list"
-            raise InvalidArgumentError(self.path, self.child, why)
-        return leaf
 
 
 def _entry(path: str, leaf: ArrayView | Plain, offset: int) -> Entry:
@@ -223,7 +262,7 @@ def _entry(path: str, leaf: ArrayView | Plain, offset: int) -> Entry:
     return Entry(path, value=leaf)
 
 
-def _slots(holder: Any, path: str, depth: int = 1) -> Iterator[_Slot]:
+def _slots(holder: Any, path: str, depth: int = 1) -> Iterator[Slot]:
     items = cast("dict[Any, Any]", holder).items() if isinstance(holder, dict) else enumerate(holder)
     for key, child in list(cast("Iterable[tuple[Any, Any]]", items)):
         if type(key) not in (str, int):  # others may look different on another machine
@@ -237,7 +276,7 @@ def _slots(holder: Any, path: str, depth: int = 1) -> Iterator[_Slot]:
                 raise InvalidArgumentError("state", f"{place[:60]}...", why)
             yield from _slots(child, place, depth + 1)
         else:
-            yield _Slot(holder, key, place, child)
+            yield Slot(holder, key, place, child)
 
 
 def _leaf(path: str, value: Any) -> ArrayView | Plain:

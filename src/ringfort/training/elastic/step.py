@@ -32,6 +32,8 @@ class Done(NamedTuple):
     is_overtaken: bool = False
     """There is no result: the run has finished while this member was away, or it leaves. The gradients are zeros, and
     what the program does with them is undone."""
+    samples: int = 0
+    """The number of its samples."""
 
     @property
     def is_empty(self) -> bool:
@@ -108,6 +110,12 @@ class Step:
         micro-batches."""
         done = self._result()
         return done.loss / done.weight if done.weight else 0.0
+
+    @property
+    def samples(self) -> int:
+        """The number of samples of the step, on all machines together: for learning rates that depend on it. The last
+        step of a pass has fewer than others. Known after the micro-batches."""
+        return self._result().samples
 
     def __iter__(self) -> Iterator[Array]:
         """Yield the samples of each micro-batch, as indices. Call `add` for each before the next."""

@@ -21,6 +21,7 @@ results all must take for that: otherwise some would drop a result that others a
 _PAUSE: Final = 1
 _IMAGE: Final = 2
 _FINITE: Final = 4
+_PREPARING: Final = 8
 _MAX: Final = 2**62
 """Of a speed, an overhead and a period."""
 
@@ -38,6 +39,7 @@ class TokenCodec:
         about = blake2b(repr(token.about).encode(), digest_size=16).digest()
         _, _, step, cursor, *_ = token.about
         flags = _PAUSE * token.wants_pause | _IMAGE * token.wants_image | _FINITE * token.is_finite
+        flags |= _PREPARING * token.is_preparing
         mask = 0
         for part in token.covered:
             mask |= 1 << part
@@ -47,7 +49,7 @@ class TokenCodec:
         return np.frombuffer(data + _checksum(data), np.uint8)
 
     def unpack(self, packed: Array) -> Token:
-        """Return the token in `packed`. What it is about is a digest and for people its step and cursor: tokens are
+        """Return the token in `packed`. What it is about is a digest, and for people its step and cursor: tokens are
         only compared. Raise `ProtocolError` if it is damaged."""
         data = packed.tobytes()
         data, checksum = data[:-_CHECKSUM], data[-_CHECKSUM:]
@@ -60,7 +62,7 @@ class TokenCodec:
             covered.append(lowest.bit_length() - 1)
             mask ^= lowest
         return Token(
-            (f"step {step}", f"{cursor} samples", about.hex()),
+            (about, step, cursor),
             digest,
             frozenset(covered),
             max(0, speed),
@@ -70,6 +72,7 @@ class TokenCodec:
             overhead=max(0, overhead),
             period=max(0, period),
             copy=copy,
+            is_preparing=bool(flags & _PREPARING),
         )
 
 

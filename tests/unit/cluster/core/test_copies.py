@@ -28,6 +28,18 @@ def test_votes_say_since_when_earlier_states_are_gone() -> None:
     assert voter.votes.copied_at == 5
 
 
+def test_an_epoch_from_before_the_last_one_is_not_committed_once_its_state_is_copied() -> None:
+    """a went on with d, gave that up, and copied the state of b, which is still in the first epoch. If the word of b
+    made that one a's last, a and b would be its majority, and compute again what d has sealed alone."""
+    voter = Voter("a", votes=Votes(3, last := Epoch(3, "a", (Member("a"), Member("d")), lineages=("a#1",))))
+    voter.learn(OTHER)
+    voter.learn(FIRST)
+    assert voter.commit(FIRST.key) is None
+    assert voter.votes.records == (last, FIRST)
+    group, _ = largest_lawful("ab", {"a": voter.votes, "b": Votes(1, FIRST)}, {}, (), "majority")
+    assert "a" not in group
+
+
 def test_a_group_needs_somebody_who_still_holds_the_state() -> None:
     assert is_lawful("ab", FIRST, (), "majority", {"a": 4})
     assert not is_lawful("a", FIRST, (), "majority", {"a": 4})

@@ -11,8 +11,9 @@ from ringfort.cluster.core.run_members import Evidence, run_members
 NOWHERE = RunState()
 
 
-def epoch(number: int, peers: str, lineage: str = "l", ended: tuple[str, ...] = ()) -> Epoch:
-    return Epoch(number, peers[0], tuple(map(Member, peers)), (), (lineage,), ended)
+def epoch(number: int, peers: str, lineages: str = "l", ended: tuple[str, ...] = ()) -> Epoch:
+    """An epoch that its first member led. Each letter of `lineages` is one."""
+    return Epoch(number, peers[0], tuple(map(Member, peers)), (), tuple(lineages), ended)
 
 
 def there(step: int, lineage: str = "l", **flags: bool) -> RunState:
@@ -62,9 +63,57 @@ def test_of_two_runs_that_meet_the_one_with_more_steps_leads() -> None:
     assert chosen("b", reports) == ("b", there(9, "m"))
 
 
+def test_a_run_does_not_wait_for_one_with_more_steps_that_lacks_its_majority() -> None:
+    """`c` and `d` may be at work elsewhere. Nobody knows when they come back."""
+    reports = {"a": report(epoch(1, "a", "l"), there(5, "l")), "b": report(epoch(1, "bcd", "m"), there(9, "m"))}
+    assert chosen("a", reports) == ("a", there(5, "l"))
+    reports["c"] = report(epoch(1, "bcd", "m"), there(9, "m"))
+    assert chosen("a", reports) == ("", None)
+
+
+def test_a_run_does_not_wait_for_one_that_needs_its_word_to_go_on() -> None:
+    """`c` proposed an epoch of all and gave it up, because `b` holds a first state. `a` has accepted that epoch: it
+    cannot go on until `c`, which alone knows that nothing came of it, is in an epoch with it. So `c` leads."""
+    first, other, given_up = epoch(1, "ab", "l"), epoch(1, "c", "m"), epoch(2, "cabde", "lm")
+    reports = {
+        "a": report(first, NOWHERE, doubts=(given_up,)),
+        "b": report(first, RunState(lineage="l", is_pending=True)),
+        "c": report(other, NOWHERE, doubts=(given_up,)),
+        "d": report(None, NOWHERE, doubts=(given_up,)),
+        "e": report(None, NOWHERE, doubts=(given_up,)),
+    }
+    peers, at = chosen("c", reports)
+    assert peers == "acde"
+    assert at is not None
+    assert at.mark == b""
+
+
 def test_a_peer_that_the_run_went_on_without_leads_nobody() -> None:
     reports = {"a": report(epoch(3, "abc"), there(5)), "b": report(epoch(4, "bc"), there(5))}
     assert chosen("a", reports) == ("", None)
+
+
+def test_runs_that_became_one_before_they_began_wait_for_nobody_they_left_behind() -> None:
+    """`c` knows only its own lineage, `m`, which goes on in the epoch of `a` as its second one."""
+    both = epoch(4, "ba", "lm")
+    reports = {"a": report(both, NOWHERE), "c": report(epoch(1, "bc", "m"), NOWHERE)}
+    departed = {"b": Votes(4, both)}
+    peers, at = chosen("a", reports, departed)
+    assert peers == "ac"
+    assert at is not None
+    assert at.mark == b""
+    assert chosen("c", reports, departed) == ("", None)
+
+
+def test_a_first_state_that_a_later_epoch_left_behind_keeps_nobody_waiting() -> None:
+    """`c` holds the first state of `m`. The epoch of `a` and `b` continues `m` without it, so nobody applied that."""
+    both = epoch(5, "ab", "lm")
+    reports = {peer: report(both, NOWHERE) for peer in "ab"}
+    reports["c"] = report(epoch(4, "bc", "m"), RunState(lineage="m", is_pending=True))
+    peers, at = chosen("a", reports)
+    assert peers == "ab"
+    assert at is not None
+    assert at.mark == b""
 
 
 @pytest.mark.parametrize("leader", ["b", "c", "d"])

@@ -45,12 +45,33 @@ def test_a_folder_is_a_path_or_its_text(checkpoint: Any) -> None:
     ringfort.elastic({"w": np.zeros(2)}, checkpoint=checkpoint).close()
 
 
-@pytest.mark.parametrize("name", ["total", "samples", "batch", "microbatch", "seed"])
-@pytest.mark.parametrize("value", ["x", 1.5, None, True, np.float64(2)])
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        (name, value)
+        for name in ("total", "samples", "batch", "batch_per_member", "microbatch", "seed")
+        for value in ("x", 1.5, None, True, np.float64(2))
+        if value is not None or name not in ("batch", "batch_per_member")
+    ],
+)
 def test_a_number_that_is_not_whole_is_named(name: str, value: Any) -> None:
     given = {"total": 3, **DATA, name: value}
+    if name == "batch_per_member":
+        del given["batch"]
     with pytest.raises(InvalidArgumentError, match=f"^{name}=.*: must be a whole number"):
         ringfort.elastic({"w": np.zeros(2)}).steps(given.pop("total"), **given)
+
+
+@pytest.mark.parametrize("given", [{}, {"batch": 8, "batch_per_member": 8}])
+def test_a_step_has_a_batch_or_one_for_each_member(given: Any) -> None:
+    with pytest.raises(InvalidArgumentError, match="pass either batch="):
+        ringfort.elastic({"w": np.zeros(2)}).steps(3, samples=8, microbatch=2, **given)
+
+
+@pytest.mark.parametrize("name", ["batch", "batch_per_member"])
+def test_a_batch_of_no_samples_is_named_as_it_was_passed(name: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=f"^{name}=0: must be a whole number of at least 1"):
+        ringfort.elastic({"w": np.zeros(2)}).steps(3, samples=8, microbatch=2, **{name: 0})  # pyright: ignore[reportArgumentType]
 
 
 def test_whole_numbers_of_numpy_are_whole_numbers() -> None:

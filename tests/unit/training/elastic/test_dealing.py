@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from fractions import Fraction
 
 import numpy as np
@@ -52,6 +53,31 @@ def test_the_last_step_of_a_pass_is_short() -> None:
     ]
     assert (data.parts(data.span(0)), data.parts(data.span(8))) == (2, 1)
     assert data.size(data.span(8), 0) == 2
+
+
+@given(st.lists(st.integers(1, 9), min_size=1), st.integers(1, 300), st.integers(1, 30), st.integers(1, 20))
+def test_steps_that_grow_with_the_members_cover_each_sample_once(
+    members: list[int], samples: int, batch: int, microbatch: int
+) -> None:
+    data, cursor, seen = Data(samples, batch, microbatch, is_per_member=True), 0, list[int]()
+    for number in itertools.cycle(members):
+        span = data.span(cursor, number)
+        assert span.samples == min(batch * number, samples - cursor)
+        assert data.span(cursor, opened=span.samples) == span  # as it stays, with however many members
+        assert data.parts(span) <= data.most_parts
+        seen += [int(one) for part in range(data.parts(span)) for one in data.part(span, part)]
+        cursor += span.samples
+        if cursor == samples:
+            break
+    assert sorted(seen) == list(range(samples))
+
+
+def test_a_step_grows_until_it_has_as_many_micro_batches_as_there_may_be() -> None:
+    data = Data(10**6, 100, 2, is_per_member=True)
+    assert [data.span(0, members).samples for members in (1, 2, 81, 82, 1000)] == [100, 200, 8100, 8192, 8192]
+    assert data.most_parts == data.parts(data.span(0, 82)) == MAX_PARTS
+    assert Data(10**6, 100, 2).most_parts == 50
+    assert Data(9, 100, 2, is_per_member=True).most_parts == 5
 
 
 def test_the_randomness_of_a_micro_batch_is_its_own_and_the_same_each_time() -> None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, cast
 
 import numpy as np
 import pytest
 
+from ringfort import Backend, DistributedConfig, DistributedContext
 from ringfort.errors import ProtocolError
+from ringfort.testing.groups import tcp_group
+from ringfort.testing.ranks import results, run_ranks
 from ringfort.training.elastic.exchange import SUMS, Exchange, inspect, nonfinite_of
 from ringfort.training.elastic.local_sum import LocalSum
 from ringfort.training.elastic.protocol import Mark, Report, Result, Token
@@ -20,6 +24,7 @@ class Alone:
 
     def __init__(self) -> None:
         self.wire = b""
+        self.reductions = 0
 
     def all_gather_object(self, value: bytes) -> list[bytes]:
         return [value]
@@ -30,6 +35,7 @@ class Alone:
     rank, world_size = 0, 1
 
     def all_reduce(self, x: Any, out: Any = None) -> Any:
+        self.reductions += 1
         if out is None:
             return x
         out[...] = x
@@ -63,6 +69,41 @@ def test_a_result_that_somebody_has_is_not_overwritten() -> None:
         np.testing.assert_array_equal(result[SUMS], [2, 0])
 
 
+@pytest.mark.parametrize("size", [0, 1, 1000, 1 << 19])
+@pytest.mark.parametrize("kind", ["float16", "float32", "float64"])
+def test_weights_and_losses_travel_with_the_gradients_and_nothing_is_rounded(kind: str, size: int) -> None:
+    """Each member's as they are, however small one is beside another, infinite or not a number."""
+    weights, losses = (0.0, 2.0**24 + 1, 1 / 3), (1e-300, -0.1, 1e16)
+
+    def work(backend: Backend) -> tuple[list[float], list[float]]:
+        context, local = DistributedContext(backend), LocalSum()
+        local.add({"w": np.full(size, 2, kind), "v": np.ones(3)}, 1.0)
+        local.count, local.loss = weights[backend.rank], losses[backend.rank]
+        found = Exchange(local, TokenCodec(4))
+        first = found.reduce(context)
+        means = local.mean(first, 1.0)
+        assert (means["w"] == 6).all()
+        assert means["v"].tolist() == [3, 3, 3]
+        local.loss = (1.0, float("inf"), float("-inf"))[backend.rank]
+        return first[SUMS].tolist(), found.reduce(context)[SUMS].tolist()
+
+    with tcp_group(3, DistributedConfig(timeout=30, shared_memory="off")) as backends:
+        found = results(run_ranks(backends, work))
+    for first, second in found:
+        assert first == [0.0 + (2.0**24 + 1) + 1 / 3, 1e-300 - 0.1 + 1e16]
+        assert math.isnan(second[1])
+
+
+@pytest.mark.parametrize(("members", "collectives"), [(1, 1), (64, 1), (65, 2)])
+def test_a_step_has_one_reduction_unless_there_are_very_many_members(members: int, collectives: int) -> None:
+    found, local = exchange()
+    local.loss = 3.0
+    group = Alone()
+    group.world_size = members
+    result = found.reduce(cast("Any", group))
+    assert (group.reductions, result[SUMS].tolist(), result["float32"].tolist()) == (collectives, [2, 3], [0, 2, 4])
+
+
 def test_gradients_must_be_finite_and_a_state_need_not_be() -> None:
     values = np.ones(10, np.float32)
     result = Result("b", 1, 1, {"float32": values, SUMS: np.ones(2)})
@@ -79,11 +120,11 @@ def test_what_is_not_finite_is_named() -> None:
     found, local = exchange()
     local.add({"w": np.ones(3, np.float32)}, 1.0)
     assert nonfinite_of(found.own_sums) == ""
-    found.loss = float("nan")
+    local.loss = float("nan")
     assert nonfinite_of(found.own_sums) == nonfinite_of(found.reduce(ALONE)) == "loss"
     local.add({"w": np.full(3, np.inf, np.float32)}, 1.0)
     assert nonfinite_of(found.own_sums) == nonfinite_of(found.reduce(ALONE)) == "gradients and loss"
-    found.loss = 0.0
+    local.loss = 0.0
     assert nonfinite_of(found.own_sums) == "gradients"
 
 

@@ -7,7 +7,8 @@ import logging
 import pytest
 
 from ringfort.cluster.core.peer_messages import Epoch, Member
-from ringfort.training.elastic.journal import Journal, names_of
+from ringfort.cluster.shown_events import names_of
+from ringfort.training.elastic.journal import Journal
 
 
 def journal() -> tuple[Journal, list[tuple[int, str]]]:

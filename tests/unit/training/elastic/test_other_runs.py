@@ -40,6 +40,10 @@ class Program:
         (note(Data(100, 20, 5, 1)), "batch is 10 here and 20 there"),
         (note(Data(90, 10, 5, 2)), "samples is 100 here and 90 there; seed is 1 here and 2 there"),
         (note(Data(100, 10, 5, 2**70)), f"seed is 1 here and {2**70} there"),
+        (
+            note(Data(100, 10, 5, 1, is_per_member=True)),
+            "batch is 10 here and missing there; batch_per_member is missing here and 10 there",
+        ),
         (note(nonfinite="skip"), "nonfinite is error here and skip there"),
         (note(state={"w": np.zeros(4)}), "state['w'] is float64(3,) here and float64(4,) there"),
         (
@@ -52,6 +56,15 @@ class Program:
 )
 def test_differences_are_said_in_words(theirs, words: str) -> None:
     assert differences(note(), theirs) == words
+
+
+def test_the_name_of_a_run_in_the_cluster_and_in_its_checkpoints_stays_as_it_was() -> None:
+    """Otherwise machines with another version and checkpoints from before would be of another run."""
+    assert note().run == "run/1c09d670"
+    assert str(DATA) == "Data(samples=100, batch=10, microbatch=5, seed=1)"
+    assert (
+        str(Data(100, 10, 5, 1, is_per_member=True)) == "Data(samples=100, batch_per_member=10, microbatch=5, seed=1)"
+    )
 
 
 def test_a_list_and_a_dict_with_numbers_as_keys_are_different_states() -> None:

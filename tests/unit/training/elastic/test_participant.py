@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -11,12 +11,14 @@ import pytest
 import ringfort
 from ringfort.config import AutoDiscoveryConfig
 from ringfort.errors import InvalidArgumentError
+from ringfort.training.elastic.array_source import ArraySource
 from ringfort.training.elastic.dealing import Data
 from ringfort.training.elastic.exchange import SUMS, inspect
 from ringfort.training.elastic.journal import Journal
+from ringfort.training.elastic.local_sum import LocalSum
 from ringfort.training.elastic.options import Options
 from ringfort.training.elastic.participant import Participant
-from ringfort.training.elastic.protocol import Compute, Result
+from ringfort.training.elastic.protocol import Compute, Mark, Result
 from ringfort.training.elastic.state_tree import StateTree
 from ringfort.training.elastic.step import Turn
 
@@ -30,39 +32,44 @@ def run() -> Iterator[Participant]:
         name="alone", nodes="1:", checkpoint=None, every=1, keep=1, patience=None, nonfinite="error",
         config=AutoDiscoveryConfig(interfaces=["127.0.0.1"]), group=None,
     )  # fmt: skip
-    participant = Participant(options, StateTree({"w": np.zeros(3)}), DATA, 5, Journal(lambda *_: None))
+    state, journal = StateTree({"w": np.zeros(3)}), Journal(lambda *_: None)
+    participant = Participant(options, state, LocalSum(), DATA, 5, journal)
     yield participant
     participant.close("the test is over")
 
 
+def added(run: Participant, found: Turn, gradients: Any, count: Any, loss: Any) -> None:
+    ArraySource(run, cast("LocalSum", run.local)).add(found, gradients, count, loss)
+
+
 def turn(run: Participant, part: int) -> Turn:
-    found = Turn(Compute(1, part), run.replica.mark)
+    found = Turn(Compute(1, part, run.replica.span), run.replica.mark)
     run.samples_of(found)
     return found
 
 
 @pytest.mark.parametrize("loss", ["0.5", b"1", None, True, [1.0], np.ones(1), np.ones(2), 1j, {}, 10**400])
 def test_a_loss_that_is_no_number_is_named_and_nothing_is_added(run: Participant, loss: Any) -> None:
-    run.add(turn(run, 0), W, None, 2.0)
+    added(run, turn(run, 0), W, None, 2.0)
     second = turn(run, 1)
     with pytest.raises(InvalidArgumentError, match=r"^loss=.*must be one number"):
-        run.add(second, W, None, loss)
+        added(run, second, W, None, loss)
     assert (run.replica.covered, run.local.count) == ({0}, 0.5)
-    run.add(second, W, None, 4.0)  # a program that caught it
-    assert (run.replica.covered, run.local.count, run.driver.exchange.loss) == ({0, 1}, 1.0, 3.0)
-    assert run.local.buffers["float64"].tolist() == [1, 1, 1]
+    added(run, second, W, None, 4.0)  # a program that caught it
+    assert (run.replica.covered, run.local.count, run.local.loss) == ({0, 1}, 1.0, 3.0)
+    assert run.local.own()["float64"].tolist() == [1, 1, 1]
 
 
 @pytest.mark.parametrize("loss", [1, 1.0, np.float32(1), np.array(1.0), np.int64(1)])
 def test_a_loss_is_a_number_of_any_framework(run: Participant, loss: Any) -> None:
-    run.add(turn(run, 0), W, None, loss)
-    assert run.driver.exchange.loss == 0.5
+    added(run, turn(run, 0), W, None, loss)
+    assert run.local.loss == 0.5
 
 
 @pytest.mark.parametrize("count", [-1, float("nan"), float("inf"), "4", True, np.ones(1)])
 def test_a_weight_that_is_none_is_named_before_the_first_sum_is_begun(run: Participant, count: Any) -> None:
     with pytest.raises(InvalidArgumentError, match=r"^count="):
-        run.add(turn(run, 0), W, count, 0.0)
+        added(run, turn(run, 0), W, count, 0.0)
     assert (run.replica.covered, run.local.count) == (set(), 0.0)
 
 
@@ -71,19 +78,19 @@ def test_a_micro_batch_of_padding_alone_counts_for_nothing(run: Participant, cou
     """Its means are those of nothing: NaN."""
     for part, count in enumerate(counts):
         values = {"w": np.full(3, 6.0 if count else np.nan)}
-        run.add(turn(run, part), values, count, 3.0 if count else float("nan"))
+        added(run, turn(run, part), values, count, 3.0 if count else float("nan"))
     assert run.replica.covered == {0, 1}
-    assert (run.local.count, run.driver.exchange.loss) == (0.5, 1.5)
-    assert run.local.mean(run.local.buffers, run.local.count)["w"].tolist() == [6, 6, 6]
+    assert (run.local.count, run.local.loss) == (0.5, 1.5)
+    assert cast("LocalSum", run.local).mean(run.local.own(), run.local.count)["w"].tolist() == [6, 6, 6]
 
 
 def test_a_step_of_padding_alone_is_skipped_by_everybody_who_applies_it(run: Participant) -> None:
     for part in range(2):
-        run.add(turn(run, part), {"w": np.full(3, np.nan)}, 0, float("nan"))
-    sums = {**run.local.buffers, SUMS: np.array([run.local.count, run.driver.exchange.loss])}
+        added(run, turn(run, part), {"w": np.full(3, np.nan)}, 0, float("nan"))
+    sums = {**run.local.own(), SUMS: np.array([run.local.count, run.local.loss])}
     result = Result("b@1", 1, 8, sums)
     assert inspect(result, 0, 1)[1]  # an error for non-finite gradients would be a wrong one
-    assert run.done(result, is_finite=True).is_empty
+    assert run.done(result, Mark(), is_finite=True).is_empty
 
 
 @pytest.mark.parametrize("size", [3, 100_000])

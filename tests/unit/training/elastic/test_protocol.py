@@ -58,51 +58,73 @@ def replica(mark: Mark | None = HERE) -> Replica:
     return Replica(DATA, found, digest, whole, mark=mark)
 
 
+def compute(step: int, part: int, *, is_last: bool = False) -> Compute:
+    """Of a step whose predecessors were all whole."""
+    return Compute(step, part, DATA.span(8 * (step - 4)), is_last)
+
+
 def parts(*which: int) -> frozenset[int]:
     return frozenset(which)
+
+
+def covering(*which: int, opened: tuple[int, int] = (0, 8)) -> Report:
+    """The report of a member with a local sum."""
+    return Report(HERE, covered=parts(*which), opened=opened)
 
 
 # --- what the reports mean --------------------------------------------------------------------------------------------
 
 
 def test_members_at_one_mark_that_hold_nothing_continue_with_what_each_has_computed() -> None:
-    reports = [Report(HERE, covered=parts(0, 1)), Report(HERE), Report(HERE, covered=parts(3))]
-    assert settle(reports) == Continue((parts(0, 1), NONE, parts(3)))
+    reports = [covering(0, 1), Report(HERE), covering(3)]
+    assert settle(reports, 8) == Continue((parts(0, 1), NONE, parts(3)), 8)
 
 
 def test_of_two_sums_that_overlap_the_later_is_dropped_whole() -> None:
-    reports = [Report(HERE, covered=parts(0, 1)), Report(HERE, covered=parts(1, 2)), Report(HERE, covered=parts(3))]
-    assert settle(reports) == Continue((parts(0, 1), NONE, parts(3)))
+    reports = [covering(0, 1), covering(1, 2), covering(3)]
+    assert settle(reports, 8) == Continue((parts(0, 1), NONE, parts(3)), 8)
+
+
+def test_a_step_keeps_the_samples_with_which_the_highest_epoch_opened_it() -> None:
+    """And sums of micro-batches that were cut from another number of samples are dropped."""
+    reports = [covering(0, opened=(2, 12)), covering(1, opened=(5, 8)), covering(2, opened=(5, 8)), Report(HERE)]
+    assert settle(reports, 16) == Continue((NONE, parts(1), parts(2), NONE), 8)
+
+
+def test_a_step_that_no_epoch_has_opened_is_opened_with_the_usual_samples() -> None:
+    """Those of a learner that has practised do not count for that."""
+    assert settle([covering(0, opened=(0, 4)), Report(HERE)], 8) == Continue((NONE, NONE), 8)
+    assert settle([covering(0, opened=(0, 8)), Report(HERE)], 8) == Continue((parts(0), NONE), 8)
 
 
 def test_a_held_result_comes_before_anything_is_computed() -> None:
     reports = [Report(HERE, covered=parts(0)), Report(HERE, held=3, held_step=5)]
-    assert settle(reports) == Adopt(1, is_sealed=False)
+    assert settle(reports, 8) == Adopt(1, is_sealed=False)
 
 
 def test_of_several_held_results_that_of_the_highest_epoch_counts() -> None:
     reports = [Report(HERE, held=3, held_step=5), Report(HERE, held=7, held_step=5), Report(HERE, held=7, held_step=5)]
-    assert settle(reports) == Adopt(1, is_sealed=False)
+    assert settle(reports, 8) == Adopt(1, is_sealed=False)
 
 
 def test_what_somebody_has_sealed_counts_more_than_what_others_hold() -> None:
     sealed = replace(HERE, step=5, chain=b"next")
     reports = [Report(HERE, held=9, held_step=5), Report(sealed), Report(HERE)]
-    assert settle(reports) == Adopt(1, is_sealed=True)
+    assert settle(reports, 8) == Adopt(1, is_sealed=True)
 
 
 def test_members_without_a_state_begin_with_the_newest_checkpoint() -> None:
-    assert settle([Report(Mark()), Report(Mark(), saved=30), Report(Mark(), saved=30)]) == Found(1)
-    assert settle([Report(Mark()), Report(Mark())]) == Found(0)
+    assert settle([Report(Mark()), Report(Mark(), saved=30), Report(Mark(), saved=30)], 8) == Found(1)
+    assert settle([Report(Mark()), Report(Mark())], 8) == Found(0)
 
 
 def test_a_founding_that_was_shared_is_sealed_and_not_repeated() -> None:
-    assert settle([Report(Mark()), Report(Mark(), held=2, held_step=0)]) == Adopt(1, is_sealed=False)
+    assert settle([Report(Mark()), Report(Mark(), held=2, held_step=0)], 8) == Adopt(1, is_sealed=False)
 
 
 def test_two_branches_never_meet() -> None:
     with pytest.raises(StepError, match="two branches"):
-        settle([Report(HERE), Report(replace(HERE, branch="b.2#1@4"))])
+        settle([Report(HERE), Report(replace(HERE, branch="b.2#1@4"))], 8)
 
 
 # --- one member, alone and with others --------------------------------------------------------------------------------
@@ -155,10 +177,10 @@ def test_one_step_in_order() -> None:
     one = replica()
     script = one.epoch(2, 0, 1, LINEAGE)
     report = next(script)
-    assert report == Gather(Report(HERE))
+    assert report == Gather(Report(HERE, opened=(0, 8)))
     doing = script.send([report.value])
     for part in range(4):
-        assert doing == Compute(5, part)
+        assert doing == compute(5, part, is_last=part == 3)
         one.add(part)
         doing = script.send(None)
     assert doing == Reduce()
@@ -173,7 +195,46 @@ def test_one_step_in_order() -> None:
     assert one.mark == HERE.after(doing.result, 3)
     assert one.held is None
     assert one.mark == HERE.after(doing.result, 3)
-    assert script.send(None) == Compute(6, 0)
+    assert script.send(None) == compute(6, 0)  # of the last two of the pass
+
+
+def test_a_reduction_does_not_begin_early_if_a_new_member_may_be_seated_before_it() -> None:
+    group = Members([replica(), replica()])
+    group.replicas[1].wants_pause = True
+    group.exchange()
+    group.step()
+    assert group.send([None, None]) == [compute(6, 0), compute(6, 1)]
+
+
+def test_a_step_that_grows_with_the_members_keeps_its_samples_until_it_is_sealed() -> None:
+    growing = Data(samples=20, batch=4, microbatch=2, is_per_member=True)
+    here = [Replica(growing, found, digest, whole, mark=HERE) for _ in range(3)]
+
+    def sizes(members: Members) -> set[int]:
+        return {one.span.samples for one in members.doing if isinstance(one, Compute)}
+
+    pair = Members(here[:2], 2)
+    pair.exchange()
+    assert sizes(pair) == {8}
+    here[0].add(pair.doing[0].part)
+    trio = Members(here, 3)  # the third has joined while the two computed
+    trio.exchange()
+    assert sizes(trio) == {8}
+    trio.compute()
+    alone = Members(here[:1], 4)  # and the others are lost
+    alone.exchange()
+    assert sizes(alone) == {8}
+    alone.step()
+    assert here[0].mark.cursor == 16
+    for other in here[1:]:
+        other.learn(here[0].mark, here[0].history)
+    trio = Members(here, 5)
+    trio.exchange()
+    assert sizes(trio) == {4}  # the end of the pass
+    trio.step()
+    trio.send([None] * 3)
+    assert here[0].mark.cursor == 20
+    assert sizes(trio) == {12}
 
 
 def test_a_founding_seals_the_state_itself() -> None:
@@ -193,7 +254,7 @@ def test_the_micro_batches_of_a_lost_member_alone_are_dealt_again() -> None:
     here[0].covered, here[1].covered = parts(0, 2), parts(3)
     group = Members(here)
     group.exchange()
-    assert group.doing == [Compute(5, 1), Reduce()]
+    assert group.doing == [compute(5, 1, is_last=True), Reduce()]
     assert all(isinstance(one, Apply) for one in group.step())
 
 
@@ -203,7 +264,7 @@ def test_a_member_whose_sum_was_dropped_begins_it_anew() -> None:
     group = Members(here)
     group.exchange()
     assert here[1].covered == NONE
-    assert group.doing == [Compute(5, 2), Compute(5, 3)]
+    assert group.doing == [compute(5, 2, is_last=True), compute(5, 3, is_last=True)]
 
 
 def test_a_step_that_does_not_cover_each_micro_batch_once_is_not_sealed() -> None:
@@ -301,17 +362,32 @@ def test_all_members_pause_if_one_has_a_new_member_to_seat() -> None:
     assert group.compute() == [Reduce(), Reduce()]
 
 
-def test_the_deal_follows_the_speeds_in_the_tokens_of_all() -> None:
-    group = Members([replica(), replica()])
-    group.replicas[0].speed = 30
+def test_deals_follow_the_speeds_in_the_tokens_of_all_and_are_known_in_advance() -> None:
+    data = Data(samples=64, batch=32, microbatch=1)  # 16 micro-batches per member: one step is dealt in advance
+    group = Members([Replica(data, found, digest, whole, mark=replace(HERE, cursor=0)) for _ in range(2)])
+
+    def dealt() -> list[tuple[int, int]]:
+        """The micro-batches of both members in this step and in the next one."""
+        deals = [one.deals for one in group.replicas]
+        step = group.doing[0].step
+        assert [(one.mark.step + 1, one.mark.cursor) for one in deals[0]] == [
+            (step, 32 * (step - 5)), (step + 1, 32 * (step - 4)),
+        ]  # fmt: skip
+        return [(len(first.parts), len(second.parts)) for first, second in zip(*deals, strict=True)]
+
     group.exchange()
-    group.replicas[1].speed = 10
+    assert dealt() == [(16, 16), (16, 16)]  # nobody has measured anything
+    group.replicas[0].speed, group.replicas[1].speed = 30, 10
     group.step()
     group.send([None, None])
-    group.replicas[0].speed = 1  # what it measures now is for the deal after this one
+    assert dealt() == [(16, 16), (24, 8)]
+    group.replicas[0].speed = 10  # what it measures now is for a later deal
+    group.step()
+    group.send([None, None])
+    assert dealt() == [(24, 8), (16, 16)]
+    mine = group.replicas[0].deals[0].parts
     group.compute()
-    assert [sorted(one.covered) for one in group.replicas] == [[0, 1], []]  # the last step of the pass is short
-    assert group.replicas[0].mark.cursor == 16
+    assert group.replicas[0].covered == set(mine)
 
 
 # --- copies that differ -----------------------------------------------------------------------------------------------
@@ -336,7 +412,8 @@ def test_copies_that_differ_are_applied_by_nobody_and_reduced_again_in_the_next_
     found = differ(group, "sum", "damaged", "sum")
     assert [(one.step, one.ranks, one.times, one.has_majority) for one in found] == [(5, (1,), 1, True)] * 3
     assert [one.report() for one in here] == [
-        Report(HERE, covered=covered, void=2, differed=1) for covered in (parts(0, 1), parts(2), parts(3))
+        Report(HERE, covered=covered, void=2, differed=1, opened=(2, 8))
+        for covered in (parts(0, 1), parts(2), parts(3))
     ]
     again = Members(here, 3)
     assert again.exchange() == [Reduce()] * 3  # nothing is computed again
@@ -362,8 +439,8 @@ def test_a_copy_that_is_void_does_not_come_back_from_a_member_that_has_not_seen_
 
 def test_a_result_of_a_later_epoch_than_the_void_one_counts() -> None:
     reports = [Report(HERE, void=2), Report(HERE, held=2, held_step=5), Report(HERE, held=3, held_step=5)]
-    assert settle(reports) == Adopt(2, is_sealed=False)
-    assert isinstance(settle(reports[:2]), Continue)
+    assert settle(reports, 8) == Adopt(2, is_sealed=False)
+    assert isinstance(settle(reports[:2], 8), Continue)
 
 
 def test_the_second_time_in_a_row_is_counted_across_epochs_and_by_members_that_did_not_see_the_first() -> None:
@@ -506,7 +583,7 @@ def test_a_learner_forgets_what_it_held_and_summed() -> None:
     group.send(["sum"])
     there = replace(HERE, step=9)
     one.learn(there, ())
-    assert one.report() == Report(there)
+    assert one.report() == Report(there, opened=(0, 8))
     assert not one.fence(0).is_pending
 
 
@@ -526,7 +603,15 @@ def test_marks_are_equal_only_after_equal_results() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "seeds"), [("model", range(40)), ("seating", range(40)), ("sending", range(20)), ("network", range(4))]
+    ("kind", "seeds"),
+    [
+        ("model", range(40)),
+        ("seating", range(40)),
+        ("sending", range(20)),
+        ("scaled", range(40)),
+        ("network", range(4)),
+        ("scaled network", range(4)),
+    ],
 )
 def test_no_random_history_breaks_a_promise(kind: Kind, seeds: range) -> None:
     assert [found for seed in seeds if (found := violation_of(kind, seed)) is not None] == []
@@ -542,5 +627,5 @@ def test_a_member_that_has_said_goodbye_comes_back_without_promises_and_sums_but
     assert replica.fence(0).is_pending
     replica.leave()
     assert replica.fence(0) == Standstill(Mark("l@1", 7), False, "l")
-    assert replica.report() == Report(Mark("l@1", 7))
+    assert replica.report() == Report(Mark("l@1", 7), opened=(0, 8))
     replica._hold(6, Result("l@1", 8, 32))  # the number may be lower than one that it has promised as another peer

@@ -14,7 +14,8 @@ def results(count: int, mark: Mark = MARK, size: int = 10) -> list[Kept]:
     found = list[Kept]()
     for _ in range(count):
         payload = {"float32": np.full(size, mark.step, np.float32)}
-        found.append(Kept(mark, Result(mark.branch, mark.step + 1, mark.cursor + 1, payload), mark.step))
+        result = Result(mark.branch, mark.step + 1, mark.cursor + 1, payload)
+        found.append(Kept(mark, result, mark.step, mark.after(result, mark.step)))
         mark = found[-1].after
     return found
 

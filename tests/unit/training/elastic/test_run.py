@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import ringfort
-from ringfort.training.elastic import run as run_module
+from ringfort.training.elastic import handle as handle_module
 from ringfort.training.elastic.protocol import Result
 from ringfort.training.elastic.step import Done
 from ringfort.transport.locks import Event
@@ -46,7 +46,7 @@ class Participant:
 @pytest.fixture(autouse=True)
 def participant(monkeypatch: pytest.MonkeyPatch) -> Participant:
     made = Participant()
-    monkeypatch.setattr(run_module, "Participant", lambda *_: made)
+    monkeypatch.setattr(handle_module, "Participant", lambda *_: made)
     return made
 
 
@@ -104,7 +104,7 @@ def test_after_a_break_the_run_is_left_before_another_begins(
     with ringfort.elastic({"w": np.zeros(2)}) as run:
         for _ in steps(run):
             break
-        monkeypatch.setattr(run_module, "Participant", begin)
+        monkeypatch.setattr(handle_module, "Participant", begin)
         with ringfort.elastic({"w": np.zeros(2)}) as other:
             assert len(list(steps(other))) == 3
 

@@ -17,6 +17,7 @@ from ringfort.training.elastic import state_copy as module
 from ringfort.training.elastic.dealing import Data
 from ringfort.training.elastic.learner import Fetched, Replayed
 from ringfort.training.elastic.protocol import Held, Mark, Replica, Result
+from ringfort.training.elastic.run_trace import RunTrace
 from ringfort.training.elastic.state_copy import StateCopy
 from ringfort.training.elastic.state_tree import StateTree
 from ringfort.training.elastic.step import Done, Turn
@@ -90,7 +91,7 @@ class Run:
         self.values = {"w": np.zeros(1000)}
         self.state = StateTree(self.values)
         self.replica = Replica(Data(100, 10, 5, 0), cast("Any", None), cast("Any", None), cast("Any", None), mark=mark)
-        self.local = SimpleNamespace(layout="layout", prepare=lambda layout: None)
+        self.local = SimpleNamespace(layout="layout", fits=lambda layout: True, prepare=lambda layout: None)
         self.told: list[tuple[int, int, bool]] = []
         self.epoch: Epoch | None = None
         self.found: tuple[StateSource, ...] = (StateSource("a", EPOCH),)
@@ -111,6 +112,7 @@ class Run:
         self.divergence = SimpleNamespace(origin=0)
         self.data, self.last_epoch = Data(100, 10, 5, 0), None
         self.journal = SimpleNamespace(say=lambda *_: None)
+        self.trace = RunTrace("test", 100)
         self.others = SimpleNamespace(announce=lambda now: None)
         self.total = 100
         self.is_finished = self.is_going = self.raises_nonfinite = self.was_slow = False
@@ -124,8 +126,8 @@ class Run:
     def _wait(self, seen: int, seconds: float) -> None:
         self.waited += 1
 
-    def done(self, result: Result, *, is_finite: bool) -> Done:
-        return Done(result, 1.0, 0.0, is_finite)
+    def done(self, result: Result, before: Mark, *, is_finite: bool) -> Done:
+        return Done(result, 1.0, 0.0, is_finite, samples=result.cursor - before.cursor)
 
     def follow(self) -> list[int]:
         """Return the steps that it applies."""

@@ -14,6 +14,7 @@ from ringfort.errors import StateTransferError
 from ringfort.training.elastic.dealing import Data
 from ringfort.training.elastic.learner import Fetched
 from ringfort.training.elastic.protocol import Held, Mark, Replica, Result
+from ringfort.training.elastic.run_trace import RunTrace
 from ringfort.training.elastic.state_copy import StateCopy
 from ringfort.training.elastic.state_tree import StateTree
 
@@ -54,6 +55,7 @@ class Run:
         self.total = 1000
         self.checkpoints = SimpleNamespace(save_apart=lambda *_: "it is kept")
         self.journal = SimpleNamespace(say=lambda *_: None)
+        self.trace = RunTrace("test", 100)
         self.copy = StateCopy(self, 30.0)  # pyright: ignore[reportArgumentType]
 
     def learned(self, epoch: Epoch, stands: Any, *, is_ready: bool) -> None:

@@ -14,7 +14,7 @@ from ringfort.training.elastic.step import Done, Step, Turn
 
 DATA = Data(100, 10, 5, seed=3)
 MARK = Mark("b@1", 6)
-DONE = Done(Result("b@1", 7, 14), 4.0, 10.0)
+DONE = Done(Result("b@1", 7, 14), 4.0, 10.0, samples=2)
 
 
 class Run:
@@ -47,7 +47,7 @@ def step_of(*script: Turn | Done) -> tuple[Step, Run]:
     return Step(run, script[0]), run
 
 
-PARTS = (Turn(Compute(7, 0), MARK), Turn(Compute(7, 1), MARK))
+PARTS = tuple(Turn(Compute(7, part, DATA.span(MARK.cursor)), MARK) for part in range(2))
 
 
 def test_a_step_yields_its_parts_and_then_has_a_mean() -> None:
@@ -57,7 +57,7 @@ def test_a_step_yields_its_parts_and_then_has_a_mean() -> None:
         step.add(part)
     assert (run.added, step.mean(), step.loss, step.skipped) == ([0, 1], 4.0, 2.5, False)
     step.end()
-    assert (step.number, step.loss) == (7, 2.5)
+    assert (step.number, step.loss, step.samples) == (7, 2.5, 2)
     with pytest.raises(InvalidArgumentError, match="is over"):
         step.mean()
 

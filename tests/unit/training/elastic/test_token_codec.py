@@ -17,20 +17,21 @@ ABOUT = ("a.b#1@1", 3, 7, 640, b"chain")
     st.integers(1, 4096).flatmap(lambda n: st.tuples(st.just(n), st.frozensets(st.integers(0, n - 1)))),
     st.integers(0, 2**64 - 1),
     st.integers(0, 2**62),
-    st.tuples(st.booleans(), st.booleans(), st.booleans()),
+    st.tuples(st.booleans(), st.booleans(), st.booleans(), st.booleans()),
 )
 def test_everything_but_the_subject_survives(
-    covered: tuple[int, frozenset[int]], digest: int, speed: int, flags: tuple[bool, bool, bool]
+    covered: tuple[int, frozenset[int]], digest: int, speed: int, flags: tuple[bool, bool, bool, bool]
 ) -> None:
     codec = TokenCodec(covered[0])
-    token = Token(ABOUT, digest, covered[1], speed, *flags, overhead=speed // 3, period=2 * speed, copy=digest ^ 1)
+    token = Token(ABOUT, digest, covered[1], speed, *flags[:3], overhead=speed // 3, period=2 * speed, copy=digest ^ 1)
+    token = token._replace(is_preparing=flags[3])
     packed = codec.pack(token)
     assert packed.dtype == np.uint8
     assert packed.size == codec.nbytes
     found = codec.unpack(packed)
     assert (found.digest, found.covered, found.speed, found.copy) == (digest, covered[1], speed, digest ^ 1)
     assert (found.overhead, found.period) == (speed // 3, min(2 * speed, 2**62))
-    assert (found.wants_pause, found.wants_image, found.is_finite) == flags
+    assert (found.wants_pause, found.wants_image, found.is_finite, found.is_preparing) == flags
 
 
 def test_subjects_are_equal_only_if_they_were_equal() -> None:

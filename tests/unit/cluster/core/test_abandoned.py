@@ -1,0 +1,126 @@
+"""Proposals that came to nothing: whoever has accepted one learns from its leader that it will never be committed.
+
+Otherwise members that accepted one could need its leader for a majority and be unable to seat it, because a step is
+pending: nobody would go on although all are there.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from ringfort.cluster.core.events import Persist
+from ringfort.cluster.core.membership import Voter, largest_lawful
+from ringfort.cluster.core.peer_messages import (
+    Accept,
+    Campaign,
+    ElectionVote,
+    Epoch,
+    Member,
+    Propose,
+    Reject,
+    Report,
+    Term,
+    Votes,
+)
+from tests.unit.cluster.core.test_peer import Bench, next_epoch, sent
+
+
+def epoch(number: int, peers: str, leader: str = "") -> Epoch:
+    return Epoch(number, leader or peers[0], tuple(map(Member, peers)), (), ("x#1",))
+
+
+FIRST, SECOND, THIRD = epoch(1, "abc"), epoch(2, "bc", "c"), epoch(3, "ab")
+
+
+def test_those_who_accepted_what_its_leader_abandoned_go_on_without_it() -> None:
+    """`b` and `c` went on without `a`. Then `b` accepted an epoch of `a`, and the network was cut before `a` knew."""
+    a, b = Voter("a", votes=Votes(1, FIRST)), Voter("b", votes=Votes(2, SECOND))
+    for voter in (a, b):
+        proposal = Propose(Term(1, "a"), THIRD, (SECOND,))
+        assert voter.objection(proposal) is None
+        voter.accept(proposal)
+    b.hear("a", a.votes)
+    assert largest_lawful("bc", {"b": b.votes, "c": Votes(2, SECOND)}, {}, (), "majority")[0] == []
+    a.abandon(None)
+    assert a.commit(THIRD.key) is None
+    b.hear("a", a.votes)
+    assert largest_lawful("bc", {"b": b.votes, "c": Votes(2, SECOND)}, {}, (), "majority")[0] == ["b", "c"]
+
+
+@pytest.mark.parametrize(
+    "votes",
+    [
+        Votes(3, FIRST, (THIRD,)),  # it waits for answers
+        Votes(2, FIRST),  # it has proposed the epoch and not accepted it yet
+        Votes(3, THIRD),
+        Votes(5, epoch(5, "ad")),  # it may have committed this one and gone on to a later one
+        Votes(9, FIRST, (epoch(2, "de", "e"),), 9),  # or copied a state since, and its last epoch is that of the copy
+    ],
+)
+def test_what_its_leader_may_have_committed_stays_in_doubt(votes: Votes) -> None:
+    """If it is forgotten, two groups may follow the epoch before it."""
+    b = Voter("b", votes=Votes(3, SECOND, (THIRD,)))
+    b.hear("a", votes)
+    assert b.votes.doubts == (THIRD,)
+
+
+def test_only_the_leader_knows_that_a_proposal_came_to_nothing() -> None:
+    b = Voter("b", votes=Votes(3, SECOND, (THIRD,)))
+    b.hear("c", Votes(7, SECOND))
+    assert b.votes.doubts == (THIRD,)
+
+
+def test_a_leader_forgets_only_what_it_proposed_and_can_no_longer_commit() -> None:
+    theirs, old, pending = epoch(4, "ba"), epoch(5, "ab"), epoch(6, "ab")
+    a = Voter("a", votes=Votes(6, THIRD, (theirs, old, pending)))
+    a.abandon(pending)
+    assert a.votes == Votes(6, THIRD, (theirs, pending))
+    copied = Voter("a", votes=Votes(6, THIRD))
+    copied.learn(epoch(2, "ab"))  # what a learner has copied was committed
+    before = copied.votes
+    copied.abandon(None)
+    assert copied.votes == before
+
+
+# --- what a peer tells others, and hears ------------------------------------------------------------------------------
+
+
+def proposes() -> tuple[Bench, Propose]:
+    """n1.b leads, and proposes an epoch to n2.c, on link 2. The disk is slow from now on."""
+    bench = Bench()
+    bench.meet(2, "n2.c")
+    bench.say(2, Report(Votes(), 0, ("n1.b",)))
+    messages = list[object]()
+    while not any(isinstance(message, Propose) for message in messages):
+        messages = list(sent(bench.wait(0.1, 2), 2))
+        for term in [message.term for message in messages if isinstance(message, Campaign)]:
+            bench.say(2, ElectionVote(term, True))
+    bench.writes = False
+    return bench, next(message for message in messages if isinstance(message, Propose))
+
+
+def test_a_leader_reports_that_a_proposal_came_to_nothing() -> None:
+    bench, proposal = proposes()
+    assert bench.core.voter.votes.doubts == (proposal.epoch,)
+    out = bench.say(2, Reject(proposal.epoch.number, "no"))
+    told = [message.votes for message in sent(out, 2) if isinstance(message, Report)]
+    assert told[-1] == Votes(proposal.epoch.number)
+
+
+def test_a_proposal_whose_commit_is_being_written_has_not_come_to_nothing() -> None:
+    bench, proposal = proposes()
+    out = bench.say(2, Accept(proposal.epoch.number))
+    (written,) = [instruction.votes for instruction in out if isinstance(instruction, Persist)]
+    bench.wait(0.1, 2)
+    assert bench.core.voter.votes.doubts == (proposal.epoch,)
+    bench.do(bench.core.persisted(bench.now, written))
+    assert bench.core.epoch == proposal.epoch
+
+
+def test_a_member_hears_from_the_leader_that_a_proposal_came_to_nothing() -> None:
+    bench = Bench()
+    last = bench.in_epoch()
+    bench.say(1, next_epoch(bench, "ab"))
+    assert bench.core.voter.votes.doubts
+    bench.say(1, Report(Votes(4, last), 0, ("n1.b", "n2.c")))
+    assert bench.core.voter.votes == Votes(4, last)
