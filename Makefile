@@ -22,18 +22,22 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 CORE := $(VENV)/.core.stamp
 DEV := $(VENV)/.dev.stamp
 BENCH := $(VENV)/.bench.stamp
+BROWSER := $(VENV)/.browser.stamp
 
-.PHONY: help demo test stress lint format bench docs clean
+.PHONY: help demo test integration stress lint format bench docs clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-demo: $(CORE) ## three local peers train a small language model
+demo: $(CORE) ## three local peers train a small language model (ARGS=--web shows it in a browser)
 	$(BIN)/ringfort demo $(ARGS)
 
 test: $(DEV) ## every test but the long ones
-	$(BIN)/python -m pytest tests -m "not stress" -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
+	$(BIN)/python -m pytest tests -m "not stress" --ignore=tests/integration -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
+
+integration: $(BROWSER) ## tests with programs of others, such as Chromium and Prometheus; skipped where they are missing
+	$(BIN)/python -m pytest tests/integration $(ARGS)
 
 stress: $(DEV) ## the long tests
 	$(BIN)/python -m pytest tests/stress --timeout=3600 $(ARGS)
@@ -59,7 +63,7 @@ clean: ## remove everything that make and the tools have made, .venv too
 
 $(CORE): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
-	$(PIP) --editable .
+	$(PIP) --editable ".[ui]"
 	@touch $@
 
 $(DEV): $(CORE)
@@ -68,4 +72,8 @@ $(DEV): $(CORE)
 
 $(BENCH): $(DEV)
 	$(PIP) --editable ".[bench]" $(TORCH)
+	@touch $@
+
+$(BROWSER): $(DEV)
+	$(PIP) --editable ".[browser]" $(TORCH)
 	@touch $@

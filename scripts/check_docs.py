@@ -88,7 +88,7 @@ def command_fault(line: str) -> str | None:
     words = line.removeprefix("$ ").partition(" #")[0].split()
     if len(words) < 2 or words[0] != "ringfort" or words[1].startswith("-"):
         return None
-    verbs = words[1:3] if words[1] == "key" else words[1:2]
+    verbs = words[1:3] if words[1] in ("key", "checkpoint") else words[1:2]
     known = help_of(*verbs)
     if not known:
         return f"no such command: ringfort {' '.join(verbs)}"

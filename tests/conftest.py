@@ -21,7 +21,8 @@ CONFORMANCE = Path(__file__).parent / "conformance"
 # Here and not in a fixture: processes that tests start inherit it, and nothing is loaded before.
 HOME = Path(tempfile.mkdtemp(prefix="ringfort-tests-"))
 os.environ["RINGFORT_HOME"] = str(HOME / "home")
-for _name in ("KEY", "CLUSTER", "ENCRYPTION", "SHM", "INTERFACES", "PEERS", "MASTER", "BACKEND"):
+os.environ["XDG_RUNTIME_DIR"] = str(HOME)  # where traces are
+for _name in ("KEY", "CLUSTER", "ENCRYPTION", "SHM", "INTERFACES", "PEERS", "MASTER", "BACKEND", "TELEMETRY"):
     os.environ.pop(f"RINGFORT_{_name}", None)
 
 # Whoever started this in the background of a shell has it ignored, and so would all processes that the tests start.

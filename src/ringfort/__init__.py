@@ -6,6 +6,7 @@ The layers, top to bottom; each imports only those below it (tests/unit/test_lay
     bench/ demo/  what two of the commands do
     launch/       `ringfort run`: agreement (pure), processes, reaper; local_ranks starts ranks on this machine
     autoload.py   what torch's entry points run
+    integrations/ elastic runs inside the loops of Accelerate and Lightning
     torch/        process_group.py: the `torch.distributed` backend; CUDA staging, FSDP, hooks, torchrun
     testing/      shipped: conformance checks for any Backend, virtual clock, fault timetable, simulated network
     training/     average_gradients, for any framework
@@ -20,7 +21,7 @@ The layers, top to bottom; each imports only those below it (tests/unit/test_lay
     bootstrap/    how processes meet: connector, listener, rendezvous at rank 0, fixed list, torch store, links
     transport/    frames, messages, handshake, records (pure); streams: tcp, shared memory, memory; engine
     identity/     who a node is, the cluster secret and its join codes; noise.py (pure handshake)
-    telemetry/    metrics; steps: how far a program is
+    telemetry/    metrics; traces of steps, for those who watch
     config.py     settings; the only reader of the environment
     errors.py     every exception
 

@@ -66,6 +66,7 @@ from .errors import (
     InvalidRankError as InvalidRankError,
     InvalidWorldSizeError as InvalidWorldSizeError,
     JoinCodeError as JoinCodeError,
+    LocalRankLostError as LocalRankLostError,
     NamespaceMismatchError as NamespaceMismatchError,
     NoConnectionError as NoConnectionError,
     NonFiniteError as NonFiniteError,
@@ -100,6 +101,7 @@ from .identity.namespace import NetworkNamespace as NetworkNamespace
 from .rpc.agent import RpcAgent as RpcAgent
 from .rpc.references import RRef as RRef
 from .startup import init as init, join as join
+from .telemetry.log import loading as loading, log as log, log_to as log_to
 from .telemetry.metrics import DistributedMetrics as DistributedMetrics, MetricsSnapshot as MetricsSnapshot
 from .training.elastic.run import ElasticRun as ElasticRun, elastic as elastic
 from .training.elastic.step import Step as Step

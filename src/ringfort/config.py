@@ -7,8 +7,11 @@ There is one `timeout`: it bounds the creation of a group and every call on it, 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+import sys
+import tempfile
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields, replace
 from enum import Enum
 from math import inf, isfinite
 from pathlib import Path
@@ -501,6 +504,16 @@ def patience_of(given: float | None, default: float) -> float:
     return default if told is None else told
 
 
+def group_config_of(group: DistributedConfig | None, told: Environment) -> DistributedConfig:
+    """Return the settings of the collectives. The environment decides what `group` leaves at its default."""
+    usual = DistributedConfig()
+    settings = {name: getattr(told, name) for name in ("timeout", "shared_memory")}
+    said = {name: value for name, value in settings.items() if value is not None}
+    if group is not None:
+        said = {name: value for name, value in said.items() if getattr(group, name) == getattr(usual, name)}
+    return replace(group or usual, **said)
+
+
 def child_environment(variables: Mapping[str, str]) -> dict[str, str]:
     """This process's environment with `variables` added, for a child process."""
     return {**os.environ, **variables}
@@ -511,18 +524,59 @@ def is_set(variable: str) -> bool:
     return bool(os.environ.get(variable))
 
 
-STEP_FILE: Final = "RINGFORT_STEP_FILE"
-"""Names the file in which a launcher's ranks write how many steps they have done."""
+@contextmanager
+def hidden(*variables: str) -> Generator[None]:
+    """Hide environment variables for a moment, from a library that would take them for its own."""
+    kept = {name: os.environ.pop(name) for name in variables if name in os.environ}
+    try:
+        yield
+    finally:
+        os.environ.update(kept)
 
 
-def step_file() -> str | None:
-    """The step file of this process's launcher, if it has one."""
-    return os.environ.get(STEP_FILE) or None
+TELEMETRY: Final = "RINGFORT_TELEMETRY"
+"""The folder for the traces of this process, which its launcher has created; or `off`."""
+
+
+def telemetry_folder() -> str | None:
+    """The folder for traces that this process was told; None if it was told none. `off` turns them off."""
+    return os.environ.get(TELEMETRY) or None
+
+
+RUN: Final = "RINGFORT_RUN"
+"""The name of the run, which a launcher tells its ranks. Those who watch see it."""
+
+
+def launched_run() -> str:
+    """The name of the run that the launcher of this process told; empty if there is none."""
+    return os.environ.get(RUN, "")
+
+
+def run_name() -> str:
+    """The name of the run that a launcher has started this process for: `ringfort run --name`, or torchrun's
+    `--rdzv-id`; empty if it has none."""
+    name = os.environ.get("TORCHELASTIC_RUN_ID", "")
+    return "" if name == "none" else name  # torchrun's default
+
+
+def runtime_folder() -> Path:
+    """The folder for files of running programs of this user: in memory, where the system has such a place."""
+    if (runtime := os.environ.get("XDG_RUNTIME_DIR")) and os.access(runtime, os.W_OK):
+        return Path(runtime) / "ringfort"
+    base = Path("/dev/shm") if os.access("/dev/shm", os.W_OK) else Path(tempfile.gettempdir())
+    return base / f"ringfort-{os.getuid()}"
 
 
 def is_dumb_terminal() -> bool:
     """Whether the terminal, if there is one, cannot move its cursor."""
     return os.environ.get("TERM", "") in ("dumb", "unknown")
+
+
+def has_screen() -> bool:
+    """Whether a browser that this process opens is in front of the person who started it: not through ssh."""
+    if os.environ.get("SSH_CONNECTION"):
+        return False
+    return sys.platform == "darwin" or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
 
 
 # --- arguments of calls -----------------------------------------------------------------------------------------------

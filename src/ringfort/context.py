@@ -25,13 +25,17 @@ from ringfort.collectives.reduce_scatter import reduce_scatter
 from ringfort.collectives.scatter import scatter
 from ringfort.collectives.work import Runner, Work
 from ringfort.compression import collective as compressed
+from ringfort.compression.auto import codec_seconds
 from ringfort.compression.calls import describe
 from ringfort.compression.collective import Compression
 from ringfort.compression.compressor import GradientCompressor
 from ringfort.compression.strategy import CompressionStrategy
-from ringfort.config import MIB, AllReduceStrategy, BroadcastStrategy, DistributedConfig, ReduceStrategy
-from ringfort.errors import InvalidArgumentError
+from ringfort.config import MIB, AllReduceStrategy, BroadcastStrategy, DistributedConfig, ReduceStrategy, run_name
+from ringfort.errors import InvalidArgumentError, PeerLostError
+from ringfort.telemetry.group_trace import describe_group, follow_metrics
 from ringfort.telemetry.metrics import MOST_RECENT, DistributedMetrics, MetricsSnapshot
+from ringfort.telemetry.step_time import Phase
+from ringfort.telemetry.trace import own_trace
 from ringfort.transport.forks import keep_from_children
 from ringfort.transport.locks import Thread
 
@@ -64,6 +68,8 @@ class DistributedContext:
         self.backend = backend
         self.metrics = metrics or DistributedMetrics()
         """The counters of this context; `metrics.reset()` sets them to zero."""
+        if metrics is None:
+            follow_metrics(own_trace(), self.metrics)
         self.compressors: dict[CompressionStrategy, GradientCompressor] = {}
         """The compressors of `average_gradients` by strategy, with their error feedback. That belongs to the tensors,
         not to the ranks, so it stays when one group follows another."""
@@ -72,6 +78,10 @@ class DistributedContext:
         self._traffic = Traffic()
         self._runner = Runner(f"ringfort-rank-{backend.rank}")
         self._group: Group | None = None
+        self._is_main = False
+        """Whether those who watch this process are told of this group."""
+        self._lost: set[object] = set()
+        """Ranks of the current group of which they were told that those are lost."""
         self._fast_plans: dict[object, Plan] = {}
         keep_from_children(self)
 
@@ -98,6 +108,9 @@ class DistributedContext:
         if group is not self._group:
             group.describe_calls(describe)
             self._group, self._fast_plans = group, group.fast_plans  # which are cleared when the group ends
+            self._lost.clear()
+            if self._is_main:
+                describe_group(own_trace(), self.backend)
         return group
 
     @property
@@ -161,8 +174,8 @@ class DistributedContext:
                         start = perf_counter()
                         plan.run(x if x.ndim == 1 else x.reshape(-1))
                         seconds = perf_counter() - start
-                except BaseException:
-                    self.metrics.record_operation("all_reduce", 0.0, 0, failed=True)
+                except BaseException as exc:
+                    self._count_failure("all_reduce", exc)
                     raise
                 if plan.metrics is not self.metrics:
                     self._count_first(plan, seconds, x.nbytes)
@@ -351,6 +364,14 @@ class DistributedContext:
         """Return a context of the same group over another backend. It shares the metrics of this context."""
         return DistributedContext(backend, metrics=self.metrics)
 
+    def show(self, **about: Any) -> Self:
+        """Tell those who watch this process that this is its main group. `about` are fields of the trace's header."""
+        self._is_main = True
+        trace = own_trace()
+        describe_group(trace, self.backend, **{"run": run_name(), **about})
+        trace.codecs_from(codec_seconds)
+        return self
+
     def let_go(self) -> None:
         """Let the threads end when they have done what is queued: nothing more will be issued. Waits for nothing."""
         self._runner.let_go()
@@ -397,15 +418,23 @@ class DistributedContext:
     def _count_first(self, plan: Plan, seconds: float, nbytes: int) -> None:
         """Count the first all-reduce of a kind. The next are counted together, unless there are too many kinds."""
         self.metrics.record_operation("all_reduce", seconds, nbytes)
+        own_trace().time.add(Phase.EXCHANGE, seconds)
         durations = self.metrics.recent("all_reduce", nbytes)
         if durations is not None:
             plan.durations, plan.metrics = durations, self.metrics
+
+    def _count_failure(self, name: str, exc: BaseException) -> None:
+        self.metrics.record_operation(name, 0.0, 0, failed=True)
+        if self._is_main and isinstance(exc, PeerLostError) and exc.peer not in self._lost:
+            self._lost.add(exc.peer)
+            own_trace().event("lost", str(exc))
 
     def _between(self, operation: Operation, async_op: bool) -> Any:
         """Run a message between two ranks. It does not queue behind collectives, because the other side may wait for it
         first; for the same reason, a message in the background has its own thread."""
         if not async_op:
-            return self._measure(operation)
+            with own_trace().blocked():
+                return self._measure(operation)
         work = Work(operation.name)
         Thread(work.run, (lambda: self._measure(operation),), name=f"ringfort-{operation.name}").start()
         return work
@@ -414,8 +443,8 @@ class DistributedContext:
         start = perf_counter()
         try:
             result = operation.run()
-        except BaseException:
-            self.metrics.record_operation(operation.name, perf_counter() - start, operation.nbytes, failed=True)
+        except BaseException as exc:
+            self._count_failure(operation.name, exc)
             raise
         self.metrics.record_operation(operation.name, perf_counter() - start, operation.nbytes)
         return result

@@ -208,6 +208,21 @@ class ControlLostError(TransportError):
     is_peer_failure = False
 
 
+class LocalRankLostError(DistributedError, ConnectionError):
+    """Another local rank has ended, and this machine is one member of an elastic run whose model is sharded over them.
+
+    `peer` is its local rank. Its shards are gone with it, so the machine leaves the run; the other machines continue.
+    Start all local ranks again: the machine joins as before.
+    """
+
+    is_fatal = True
+
+    def __init__(self, peer: int, reason: str) -> None:
+        message = f"Lost local rank {peer}: {reason}. Its own log says why. Start all local ranks again to join the run"
+        super().__init__(message, peer=peer)
+        self.reason = reason
+
+
 class BackendUnavailableError(DistributedError, ImportError):
     """An engine is not installed or not supported here. `backend` names it, and `how` says how to get it."""
 

@@ -7,8 +7,16 @@ from dataclasses import fields, replace
 from importlib import import_module
 from typing import Any
 
+from ringfort.backends.base import Backend
 from ringfort.backends.ring import RingBackend
-from ringfort.config import AutoDiscoveryConfig, DistributedConfig, Environment, choose_encryption, format_address
+from ringfort.config import (
+    AutoDiscoveryConfig,
+    DistributedConfig,
+    Environment,
+    choose_encryption,
+    format_address,
+    group_config_of,
+)
 from ringfort.context import DistributedContext
 from ringfort.errors import ConfigError, did_you_mean, unknown_keyword
 from ringfort.transport import tcp
@@ -60,17 +68,28 @@ def init(
     backend = "tcp" if backend is None else backend
     if backend not in _BACKENDS:
         raise ConfigError("backend", backend, f"unknown backend; {did_you_mean(backend, _BACKENDS)}")
+    return DistributedContext(_form(backend, told, config, rank, world_size, master, nodes)).show()
+
+
+def _form(
+    backend: str,
+    told: Environment,
+    config: DistributedConfig,
+    rank: int | None,
+    world_size: int | None,
+    master: str | None,
+    nodes: Sequence[str | Sequence[str]] | None,
+) -> Backend:
+    """Return the backend of `init`, whose group is formed."""
     if backend == "mpi":
-        return DistributedContext(_made("mpi")(config=config))
+        return _made("mpi")(config=config)
     if nodes is not None or config.nodes:
         if backend != "tcp":
             raise ConfigError("nodes", list(nodes or config.nodes), f"only backend='tcp' has nodes, not {backend!r}")
         listed = config.nodes if nodes is None else nodes
         if world_size not in (None, len(listed)):
             raise ConfigError("world_size", world_size, f"must be {len(listed)}, the number of nodes; leave it out")
-        return DistributedContext(
-            RingBackend(replace(config, nodes=listed, rank=config.rank if rank is None else rank))
-        )
+        return RingBackend(replace(config, nodes=listed, rank=config.rank if rank is None else rank))
     if rank is None and world_size is None:
         rank, world_size = 0, 1
     elif rank is None or world_size is None:
@@ -81,12 +100,12 @@ def init(
     if master is None and told.master_addr is not None and told.master_port is not None:
         master = format_address(told.master_addr, told.master_port)
     if backend == "gloo":
-        return DistributedContext(_made("gloo")(rank, world_size, master, config=config))
+        return _made("gloo")(rank, world_size, master, config=config)
     listener = None
     if rank == 0 and master and told.listen_fd is not None and told.listen_fd not in _adopted:
         _adopted.add(told.listen_fd)
         listener = tcp.adopt_listener(told.listen_fd)
-    return DistributedContext(_made(backend)(rank, world_size, master, config=config, listener=listener))
+    return _made(backend)(rank, world_size, master, config=config, listener=listener)
 
 
 _BACKENDS = {
@@ -138,24 +157,14 @@ def join(
         timeout = _MEETING if told.timeout is None else told.timeout
     encryption = settings.pop("encryption", None)
     config = AutoDiscoveryConfig(timeout=timeout, **settings)
-    backend = AutoDiscoveryBackend(config, group=_group_of(group, told), encryption=encryption)
+    backend = AutoDiscoveryBackend(config, group=group_config_of(group, told), encryption=encryption)
     try:
         backend.join_group(min_peers, timeout)
     except BaseException:
         backend.close()
         raise
-    return DistributedContext(backend)
+    return DistributedContext(backend).show()
 
 
 _MEETING = 30.0
 """Seconds that `join` looks for peers by default. Whoever starts machines by hand may need more."""
-
-
-def _group_of(group: DistributedConfig | None, told: Environment) -> DistributedConfig:
-    """Return the settings of the collectives. The environment decides what `group` leaves at its default."""
-    usual = DistributedConfig()
-    settings = {name: getattr(told, name) for name in ("timeout", "shared_memory")}
-    said = {name: value for name, value in settings.items() if value is not None}
-    if group is not None:
-        said = {name: value for name, value in said.items() if getattr(group, name) == getattr(usual, name)}
-    return replace(group or usual, **said)

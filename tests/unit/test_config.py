@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import pytest
 
 from ringfort.cluster.core.health import JITTER_ROOM
-from ringfort.config import CLUSTER_PATIENCE, AutoDiscoveryConfig, DistributedConfig, ElectionConfig, HealthConfig
+from ringfort.config import (
+    CLUSTER_PATIENCE,
+    AutoDiscoveryConfig,
+    DistributedConfig,
+    ElectionConfig,
+    Environment,
+    HealthConfig,
+    hidden,
+)
 from ringfort.errors import ConfigError
 
 
@@ -38,3 +48,13 @@ def test_wifi_waits_longer_than_a_cable() -> None:
     assert lan == HealthConfig()
     assert wifi.patience is not None
     assert wifi.patience > CLUSTER_PATIENCE + JITTER_ROOM
+
+
+def test_hidden_variables_come_back_after_an_error_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCAL_RANK", "3")
+    monkeypatch.delenv("RANK", raising=False)
+    with suppress(KeyError), hidden("LOCAL_RANK", "RANK"):
+        assert Environment.from_mapping().local_rank is None
+        raise KeyError
+    assert Environment.from_mapping().local_rank == 3
+    assert Environment.from_mapping().rank is None

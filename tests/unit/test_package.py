@@ -68,6 +68,7 @@ PUBLIC = [
     "JoinCodeError",
     "MetricsSnapshot",
     "MpiBackend",
+    "LocalRankLostError",
     "NamespaceMismatchError",
     "NcclBackend",
     "NetworkNamespace",
@@ -115,6 +116,9 @@ PUBLIC = [
     "elastic",
     "init",
     "join",
+    "loading",
+    "log",
+    "log_to",
 ]
 
 IMPORT_LIMIT = 0.200

@@ -32,7 +32,8 @@ def damaging(where: dict[str, int], once_at: int, from_step: int) -> Any:
     def all_reduce(self: DistributedContext, x: np.ndarray, *arguments: Any, **more: Any) -> Any:
         found = original(self, x, *arguments, **more)
         step = where["step"] + 1
-        if x.size == SAMPLES and (step >= from_step > 0 or (step == once_at and step not in done)):
+        is_result = x.dtype == np.float64 and x.size >= SAMPLES  # weights and losses are behind the gradients
+        if is_result and (step >= from_step > 0 or (step == once_at and step not in done)):
             done.add(step)
             found[5] += 1
         return found

@@ -34,6 +34,7 @@ def main(
     total: int = 60,
     nodes: str = "2:4",
     batch: int = 32,
+    batch_per_member: int | None = None,
     pause: float = 0.004,
     hurry: str = "",
     nonfinite: str = "error",
@@ -63,7 +64,8 @@ def main(
     )
     with run:
         say(begun=True)
-        for step in run.steps(total, samples=SAMPLES, batch=batch, microbatch=4, seed=1):
+        size = {"batch": batch} if batch_per_member is None else {"batch_per_member": batch_per_member}
+        for step in run.steps(total, samples=SAMPLES, **size, microbatch=4, seed=1):
             began = step.number - 1 if began < 0 else began
             for part in step:
                 if hurry and not Path(hurry).exists():
@@ -78,8 +80,9 @@ def main(
             if step.skipped:
                 state["skipped"] += 1
             else:
-                state["seen"] += np.round(step.mean()["seen"] * batch)
-                assert step.loss == 4.0
+                state["seen"] += np.round(step.mean()["seen"] * step.samples)
+                rest = step.samples % 4  # of a short micro-batch at the end
+                assert np.isclose(step.loss * step.samples, 4.0 * (step.samples - rest) + rest * rest, rtol=1e-12)
             if late_at and "late" not in state and step.number >= late_at:  # as optimizers create their momentum
                 state["late"], state["optimizer"][0] = [np.zeros(7)], {"momentum": np.zeros((2, 3), np.float32), "n": 0}
             if late_at and "late" in state:
@@ -88,7 +91,10 @@ def main(
                 state["optimizer"][0]["n"] += 1
             applied += 1
             peer = run._participant.members.node.peer_id.rpartition(".")[2]
-            say(step=step.number, members=len(run.members), first=run.is_first, computed=computed, peer=peer)
+            say(
+                step=step.number, members=len(run.members), samples=step.samples, first=run.is_first, computed=computed,
+                peer=peer,
+            )  # fmt: skip
             if learner_at == step.number:
                 with run.aside():  # until a learner is connected
                     while not run._participant.donor.learners:
@@ -104,8 +110,9 @@ def main(
     )
     copied = [int(line.split()[5]) for line in run.events if line.startswith("Copied the state of step ")]
     say(
-        done=run.step, seen=sorted({int(count) for count in state["seen"]}), skipped=state["skipped"],
-        computed=computed, applied=applied, began=began, copied=copied, events=run.events, goodput=run.goodput,
+        done=run.step, seen=sorted({int(count) for count in state["seen"]}), sum=int(state["seen"].sum()),
+        skipped=state["skipped"], computed=computed,
+        applied=applied, began=began, copied=copied, events=run.events, goodput=run.goodput,
         late=late,
     )  # fmt: skip
 

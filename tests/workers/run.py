@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -124,6 +125,40 @@ def bars() -> None:
         ctx.barrier()
         bar.update(1)
         bar.close()
+
+
+def chatter() -> None:
+    """Writes to both streams in turn, each time when the launcher has kept what was written before, in the file that
+    it is given."""
+    log, written = Path(sys.argv[2].replace("N", str(RANK))), b""
+    for number in range(4):
+        word = b"%d\x07\n" % number
+        os.write(1 + number % 2, word)
+        written += word
+        while log.read_bytes() != written:
+            time.sleep(0.001)
+
+
+def flood() -> None:
+    """Prints 1.5 MB, and then a last word."""
+    sys.stdout.write(("x" * 999 + "\n") * 1500)
+    print("done")
+
+
+def step() -> None:
+    """Steps until rank 0 finds the file it is given; with a bar of tqdm's if there is another argument."""
+    tick = lambda: None  # noqa: E731
+    if sys.argv[3:]:
+        from tqdm import tqdm
+
+        tick = tqdm(desc="train").update
+    with ringfort.init() as ctx:
+        print("first word")
+        while not ctx.broadcast(np.array([Path(sys.argv[2]).exists()]))[0]:
+            time.sleep(0.01)  # computing
+            average_gradients(ctx, [np.ones(4, np.float32)])
+            ringfort.log(loss=0.5)
+            tick()
 
 
 def train() -> None:

@@ -209,6 +209,13 @@ class Group:
         if self._life.error is not None:
             self.fast_plans.clear()
 
+    def measure_links(self) -> None:
+        """Have AUTO measure the links before it chooses again: for a group that was made without, to be used at once.
+        All ranks call it at the same place among their collectives."""
+        self.is_measured = True
+        self.fast_plans.clear()
+        self._parts.clear()
+
     def forget(self) -> None:
         """Release shared memory and plans, here and in all sub-groups. Calls in progress keep theirs until they end."""
         for group in self._life.groups.alive():
@@ -384,6 +391,16 @@ class Group:
         """Return what this process has sent and received, over all groups that share its links."""
         counts = (count for each in self.connections for count in each.engine.traffic())
         return Traffic(*map(sum, zip(*counts, strict=True)))
+
+    def sent(self) -> tuple[dict[int, int], int]:
+        """Return the bytes that this process has sent over its links, by rank of the outermost group, and all bytes
+        that it has received. What ranks write into a shared-memory arena is sent to nobody."""
+        sent, received = dict[int, int](), 0
+        for connection in self.connections:
+            for peer, link in connection.engine.links.items():
+                sent[peer] = sent.get(peer, 0) + link.outbound.bytes
+                received += link.inbound.bytes
+        return sent, received
 
     # --- shared memory --------------------------------------------------------------------------------------------
 

@@ -36,6 +36,8 @@ from ringfort.transport.records import Opener, RecordState, Sealer
 from ringfort.transport.stream import Stream
 from ringfort.transport.tcp import sleep_on, tune
 
+CLOSED_BY = "Connection closed by"
+"""How the error of a peer begins that gave up in the handshake: nobody has refused it."""
 _OTHER = "the other side"
 """The name of a peer that is not known by another name."""
 _UNREAD = 4096
@@ -82,7 +84,7 @@ def shake_hands(sock: socket.socket, handshake: Handshake, peer: str | None = No
                     yield sock, select.POLLIN
                     continue
                 if not data:
-                    raise NoConnectionError(f"Connection closed by {peer or _OTHER} in the handshake", peer=peer)
+                    raise NoConnectionError(f"{CLOSED_BY} {peer or _OTHER} in the handshake", peer=peer)
                 handshake.feed(data)
     except DistributedError:
         with suppress(OSError, ProtocolError):

@@ -17,10 +17,11 @@ from dataclasses import dataclass
 from math import inf
 
 from ringfort.bootstrap import admission
-from ringfort.bootstrap.connection import Connection, SocketSteps, shake_hands
+from ringfort.bootstrap.connection import CLOSED_BY, Connection, SocketSteps, shake_hands
 from ringfort.config import format_address
 from ringfort.errors import DistributedError
 from ringfort.identity.credentials import Credentials
+from ringfort.telemetry.trace import own_trace
 from ringfort.transport import tcp
 from ringfort.transport.forks import keep_from_children
 from ringfort.transport.handshake import Handshake
@@ -214,6 +215,8 @@ class Listener:
         self._log_rest()
         self._log_at = time.monotonic() + self.log_every
         _log.warning("Refused %s: %s", address, reason)
+        if not reason.startswith(CLOSED_BY):
+            own_trace().event("refused", f"A connection from {address} was refused: {reason}")
 
     def _log_rest(self) -> None:
         if self._unlogged:

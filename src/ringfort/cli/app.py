@@ -8,12 +8,15 @@ import typer
 
 from ringfort.cli.bench import bench
 from ringfort.cli.checkpoint import checkpoint
+from ringfort.cli.dash import dash
 from ringfort.cli.demo import demo
 from ringfort.cli.doctor import doctor
 from ringfort.cli.key import key
 from ringfort.cli.outcome import Commands
 from ringfort.cli.peers import peers
 from ringfort.cli.run import run
+from ringfort.cli.top import top
+from ringfort.cli.trace import trace
 from ringfort.cli.witness import witness
 
 # Plain help and errors: an error is one line that a log or another program can read, not a box or a traceback.
@@ -32,6 +35,9 @@ app.command()(bench)
 # Everything after the script belongs to the script, options too.
 app.command(context_settings={"allow_interspersed_args": False})(run)
 app.command()(peers)
+app.command()(top)
+app.command()(trace)
+app.command()(dash)
 app.command()(doctor)
 app.command()(witness)
 app.add_typer(key, name="key")
@@ -55,8 +61,9 @@ The first five commands, in order:
   ringfort run --nodes 2 train.py   on each machine: run your program on all
   ringfort doctor                   if they do not find each other: say why
 
-See also `ringfort peers` (list the machines), `ringfort bench` (measure),
-`ringfort --help` and `ringfort COMMAND --help`."""
+See also `ringfort top` and `ringfort dash` (watch a run), `ringfort peers`
+(list the machines), `ringfort bench` (measure), `ringfort --help` and
+`ringfort COMMAND --help`."""
 
 
 @app.callback()

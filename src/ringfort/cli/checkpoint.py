@@ -1,4 +1,5 @@
-"""`ringfort checkpoint`: lists the checkpoints of elastic runs in a folder, and checks that they can be read."""
+"""`ringfort checkpoint`: lists the checkpoints of elastic runs in a folder, checks that they can be read, and exports
+their arrays."""
 
 from __future__ import annotations
 
@@ -9,17 +10,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ringfort.cli.columns import clean, fit
+from ringfort.cli.columns import fit
 from ringfort.cli.outcome import EXIT_FAILED, print_json
 from ringfort.cli.parameters import AsJson
-from ringfort.cli.peers import uptime
+from ringfort.telemetry.words import clean, uptime
 
 if TYPE_CHECKING:
     from ringfort.errors import CheckpointError
     from ringfort.training.elastic.checkpoint import Saved
 
 checkpoint = typer.Typer(
-    help="List and verify the checkpoints of elastic runs.",
+    help="List, verify and export the checkpoints of elastic runs.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
@@ -69,6 +70,32 @@ def verify(
         typer.echo(f"no checkpoints in {path}", err=True)
     if failed or not checkpoints:
         raise typer.Exit(EXIT_FAILED)
+
+
+@checkpoint.command()
+def export(
+    path: Annotated[Path, typer.Argument(metavar="FOLDER|FILE", help="One checkpoint, or a folder with checkpoints.")],
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="The safetensors file to write.")],
+    step: Annotated[int | None, typer.Option(metavar="N", help="The checkpoint of this step, not the newest.")] = None,
+    all_: Annotated[bool, typer.Option("--all", help="All arrays of a torch run, not only the model's.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace the file if it exists.")] = False,
+) -> None:
+    """Write the arrays of the newest valid checkpoint as a safetensors file; of a torch run, those of the model."""
+    from ringfort.telemetry.metrics import binary_size
+    from ringfort.training.elastic import checkpoint_export as exporting
+
+    exporting.check_output(output, force=force)
+    saved, image = exporting.read_newest(path, step, lambda why: typer.echo(f"not used: {clean(why)}", err=True))
+    selection = exporting.select(saved, everything=all_)
+    exporting.write(output, image, selection, saved.stamp)
+    arrays, size = len(selection.arrays), binary_size(sum(one.nbytes for one in selection.arrays.values()))
+    typer.echo(
+        f"{clean(str(output))}: {arrays} array{'' if arrays == 1 else 's'}, {size}, "
+        f"of step {saved.stamp.step:,} of {clean(saved.stamp.run)}"
+    )
+    if selection.values:
+        what = "number or other plain value" if selection.values == 1 else "numbers or other plain values"
+        typer.echo(f"left out: {selection.values} {what}; safetensors has arrays alone")
 
 
 def _found(path: Path) -> list[Saved | CheckpointError]:

@@ -10,11 +10,6 @@ INDENT = "    "
 _NO_BREAK = "\N{NO-BREAK SPACE}"
 
 
-def clean(text: str) -> str:
-    """Replace control characters: the name of another machine may contain anything."""
-    return "".join(character if character.isprintable() else "?" for character in text)
-
-
 def fit(rows: Sequence[Mapping[str, str]], labels: Mapping[str, str], width: int | None) -> list[str]:
     """The lines of a table. All `rows` have the same columns, in order of importance; empty ones are left out.
 

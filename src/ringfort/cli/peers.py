@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import msgspec
 from typer import Exit, Option, echo
 
-from ringfort.cli.columns import clean, fit
+from ringfort.cli.columns import fit
 from ringfort.cli.outcome import EXIT_FAILED, print_json
 from ringfort.cli.parameters import Interfaces, Peers
 from ringfort.cluster.core.versions import differ, upgrade_advice
+from ringfort.telemetry.words import bandwidth, clean, round_trip, uptime
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -193,37 +194,6 @@ def ranks(numbers: Sequence[int]) -> str:
     if not numbers:
         return ""
     return str(numbers[0]) if len(numbers) == 1 else f"{numbers[0]}-{numbers[-1]}"
-
-
-def round_trip(seconds: float | None) -> str:
-    """A time in milliseconds, with three digits."""
-    return "" if seconds is None else f"{seconds * 1000:.3g} ms"
-
-
-def bandwidth(bytes_per_second: float | None, limits: tuple[float, float] | None = None) -> str:
-    """A bandwidth in bits per second; a range if measurements differ by more than a quarter."""
-    if bytes_per_second is None:
-        return ""
-    if limits is not None and limits[1] > limits[0] * 1.25:
-        unit, name = (1e9, "Gbit/s") if limits[1] * 8 >= 1e9 else (1e6, "Mbit/s")
-        return f"{two_digits(limits[0] * 8 / unit)}-{two_digits(limits[1] * 8 / unit)} {name}"
-    bits = bytes_per_second * 8
-    return f"{bits / 1e9:.3g} Gbit/s" if bits >= 1e9 else f"{bits / 1e6:.3g} Mbit/s"
-
-
-def two_digits(value: float) -> str:
-    """A number such as 0.94, 4.2, 42 or 420."""
-    return f"{value:.0f}" if value >= 10 else f"{value:.2g}"
-
-
-def uptime(seconds: float | None) -> str:
-    """A time in the largest unit of which there are at least two."""
-    if seconds is None:
-        return ""
-    for unit, name in ((86400, "d"), (3600, "h"), (60, "min")):
-        if seconds >= 2 * unit:
-            return f"{seconds / unit:.0f} {name}"
-    return f"{seconds:.0f} s"
 
 
 def gpus(names: Sequence[str]) -> str:

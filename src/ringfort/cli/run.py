@@ -63,6 +63,28 @@ def run(
             f"machine alone.  [default: 0, or {ELASTIC_RESTARTS} with --elastic]",
         ),
     ] = None,
+    torch_backend: Annotated[
+        str | None,
+        Option(
+            metavar="ringfort",
+            help="Make torch's default group before the script runs: then whatever the script uses of "
+            "torch.distributed goes over Ringfort, without a change in the script.",
+        ),
+    ] = None,
+    log_dir: Annotated[
+        str | None, Option(metavar="DIR", help="Keep the output of each rank in this folder, as rank-N.log.")
+    ] = None,
+    tee: Annotated[
+        str, Option(metavar="RANKS", help="Print the output of these ranks only, such as 0,2-3; or all, or none.")
+    ] = "all",
+    no_status: Annotated[bool, Option("--no-status", help="Show no line about the run in a terminal.")] = False,
+    metrics_port: Annotated[
+        str | None,
+        Option(
+            metavar="[ADDRESS:]PORT",
+            help="Serve metrics of this machine's ranks for Prometheus.  [default address: 127.0.0.1]",
+        ),
+    ] = None,
 ) -> None:
     """Run a program on this machine, or on several: type the same command on each."""
     chosen = {"nodes": nodes, "timeout": timeout, "max_restarts": max_restarts}
@@ -77,18 +99,25 @@ def run(
         "restart_without": tuple(restart_without or ()),
         "name": name,
         "patience": patience,
+        "log_dir": log_dir,
+        "tee": tee,
+        "status": not no_status,
+        "metrics": metrics_port,
     }
     if elastic:
         if timeout is not None:
             why = "invalid with --elastic, which starts at once and waits for members as long as it takes"
             raise InvalidArgumentError("timeout", timeout, why)
+        if torch_backend is not None:
+            why = "invalid with --elastic, whose members have no common group; see docs/elastic-torch.md"
+            raise InvalidArgumentError("torch_backend", torch_backend, why)
         options = ElasticOptions(**given)
 
         from ringfort.launch.elastic_launcher import run_elastic
 
         status = run_elastic(options)
     else:
-        options = RunOptions(**given)
+        options = RunOptions(**given, torch_backend=torch_backend)
 
         from ringfort.launch.launcher import run_job
 

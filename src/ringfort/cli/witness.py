@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 from typer import Option, echo
 
-from ringfort.cli.columns import clean
 from ringfort.cli.parameters import Interfaces, Peers
+from ringfort.telemetry.words import clean
 
 if TYPE_CHECKING:
     from ringfort.cluster.core.events import ClusterEvent

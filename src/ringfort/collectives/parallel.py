@@ -17,6 +17,7 @@ from ringfort.collectives import algorithms
 from ringfort.collectives.algorithms import Span
 from ringfort.collectives.steps import gather_rows
 from ringfort.config import MIB
+from ringfort.telemetry.trace import own_trace
 from ringfort.transport.locks import Thread
 from ringfort.transport.messages import Envelope
 from ringfort.transport.reducer import Array
@@ -131,6 +132,7 @@ def _try(group: Group, connections: Sequence[Group], span: Span, envelope: Envel
         best = min(seconds[::2]), min(seconds[1::2])
         trials.used = choose(gather_rows(group, best, envelope), len(connections))
         tried.clear()
+        own_trace().event("connections", f"Large collectives use {trials.used} of {len(connections)} connections")
 
 
 def choose(table: Array, connections: int) -> int:

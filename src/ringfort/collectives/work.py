@@ -13,6 +13,8 @@ from typing import Any, Final
 
 from ringfort.config import check_timeout
 from ringfort.errors import OperationTimeoutError
+from ringfort.telemetry.step_time import serve
+from ringfort.telemetry.trace import own_trace
 from ringfort.transport.forks import WeakGroup, keep_from_children
 from ringfort.transport.locks import Future, Thread
 
@@ -45,6 +47,12 @@ class Work:
         """
         if timeout is not None:
             check_timeout(timeout)
+        if self._future.done():
+            return self._future.result()
+        with own_trace().blocked():
+            return self._wait(timeout)
+
+    def _wait(self, timeout: float | None) -> Any:
         while True:
             if timeout is None and self._help_out is not None and not self._future.done():
                 self._help_out(self)
@@ -153,7 +161,7 @@ class Runner:
         """Run `action` after all that was issued before; return its result."""
         if self.queue or self.turn.locked():
             return self.submit(what, action).wait()
-        with self.turn:
+        with self.turn, own_trace().blocked():
             return action()
 
     def submit(self, what: str, action: Callable[[], Any]) -> Work:
@@ -179,6 +187,7 @@ class Runner:
 
     def _serve(self) -> None:
         me = threading.current_thread()
+        serve()
         while self._get_seat(me):
             with self.turn:
                 work = self._run_next()

@@ -31,6 +31,7 @@ from ringfort.compression.quantize import codec_of
 from ringfort.compression.sparse import TopK
 from ringfort.compression.strategy import CompressionStrategy, Method
 from ringfort.config import KIB, MIB
+from ringfort.telemetry.trace import own_trace
 from ringfort.transport.messages import Envelope
 from ringfort.transport.reducer import Array
 
@@ -122,6 +123,9 @@ class Choice:
 class _Choices(dict[tuple[CompressionStrategy, tuple[tuple[int, ...], ...]], Choice]):
     """The choices of a group."""
 
+    last: CompressionStrategy | None = None
+    """The latest, which those who watch were told."""
+
 
 def choose(
     group: Group,
@@ -147,6 +151,9 @@ def choose(
             found = _fastest(table_of(group, call, timeout), asked, shapes)
         known[key] = found
         logger.info("Compression auto chose %s for %d elements: %s", found.strategy, sum(map(prod, shapes)), found.why)
+        if found.strategy != known.last:
+            known.last = found.strategy
+            own_trace().event("compression", f"Compression auto chose {found.strategy}: {found.why}")
     return found
 
 
@@ -231,6 +238,18 @@ def codec_speeds() -> dict[CompressionStrategy, Speed]:
     """Time every candidate but NONE on this machine: some 50 ms, once per process."""
     sample = np.random.default_rng(1).standard_normal(_SAMPLE).astype(np.float32)
     return {strategy: _time(strategy, sample) for strategy in NOMINAL}
+
+
+def codec_seconds(nbytes: int, world_size: int) -> dict[str, float]:
+    """Return the seconds that `int8` and `int4` would take here for gradients of so many bytes of float32, in a group
+    of so many ranks: by what was measured if AUTO has done that in this process, else by `NOMINAL`. Measures
+    nothing."""
+    speeds = codec_speeds() if codec_speeds.cache_info().currsize else NOMINAL
+    n, count = max(1, world_size), nbytes // 4
+    return {
+        str(strategy): count * (speeds[strategy].write + (2 * n - 1) / n * speeds[strategy].read)
+        for strategy in map(CompressionStrategy.parse, ("int8", "int4"))
+    }
 
 
 def _time(strategy: CompressionStrategy, sample: Array) -> Speed:

@@ -27,6 +27,7 @@ from ringfort.compression.sparse import TopK, drawn
 from ringfort.compression.strategy import CompressionStrategy, Method, QuantizationType
 from ringfort.errors import InvalidArgumentError, NonFiniteError, UnsupportedOpError
 from ringfort.telemetry.metrics import DistributedMetrics
+from ringfort.telemetry.trace import own_trace
 from ringfort.transport.messages import Envelope
 from ringfort.transport.reducer import Array
 
@@ -76,7 +77,7 @@ def all_reduce(
     group.check_timeout(timeout)
 
     def run() -> Any:
-        begun = group.now()
+        begun, start = group.now(), time.perf_counter()
         chosen = strategy
         if group.world_size == 1:
             chosen = CompressionStrategy.NONE
@@ -95,6 +96,7 @@ def all_reduce(
         narrow(out, view)
         compressor.keep(draft, factors)
         exchange.report(metrics, 2 * (group.world_size - 1) * view.flat.nbytes // group.world_size)
+        own_trace().compressed(str(chosen), exchange.codec_seconds, time.perf_counter() - start)
         return view.finish()
 
     return Operation("all_reduce", view.flat.nbytes, run)
@@ -131,6 +133,7 @@ def _plain(
         n = group.world_size
         moved = 2 * (n - 1) * view.flat.nbytes // n
         metrics.record_compression("none", nbytes=moved, sent=moved, nonfinite=0 if draft is None else draft.nonfinite)
+    own_trace().compressed("none", 0.0, 0.0)
     return result
 
 
@@ -286,6 +289,7 @@ def reduce_scatter(
     call = _call(Compressed.REDUCE_SCATTER, compressor, view, op)
 
     def run(envelope: Envelope) -> Any:
+        start = time.perf_counter()
         draft = compressor.draft(view, pieces, factor, group.rank)
         exchange = Exchange(group, envelope, strategy, draft)
         out = np.empty(place.flat.size, np.float32)
@@ -293,6 +297,7 @@ def reduce_scatter(
         narrow(out, place)
         compressor.keep(draft, {})
         exchange.report(metrics, (n - 1) * view.flat.nbytes // n)
+        own_trace().compressed(str(strategy), exchange.codec_seconds, time.perf_counter() - start)
         return place.finish()
 
     return unplanned(group, "reduce_scatter", view.flat.nbytes, call, timeout, run)

@@ -9,6 +9,10 @@ ticket.py               Ticket: what a launcher was asked to run; differences.py
 failure_report.py       Failure: why a run failed, and which failure came first (pure)
 machine_ranks.py        MachineRanks: the ranks of this machine
 drawing.py, printer.py  output of the ranks: progress bars, and lines with their rank
+run_watch.py            RunWatch: what a launcher keeps, shows and serves of its ranks while they run
+output_files.py         OutputFiles: the output of ranks in files
+status_line.py          StatusLine: the line about the run in a terminal
+metrics_server.py       MetricsServer: metrics for Prometheus
 place.py                where ranks meet
 processes.py            Children: start, read, signal and end processes; reaper.py ends them if their parent dies
 local_ranks.py          LocalRanks: a group of ranks on this machine that reports to its parent

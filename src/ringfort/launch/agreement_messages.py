@@ -47,6 +47,7 @@ class Ticket(msgspec.Struct, frozen=True, tag="ticket"):
     """When the script was last changed, by the clock of its machine."""
     max_restarts: Count = 0
     patience: Seconds = 0.0
+    torch_backend: Text = ""
     python: Text = ""
     version: Text = ""
     """The version of Ringfort."""

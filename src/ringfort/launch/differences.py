@@ -1,7 +1,7 @@
 """Compares the tickets of all machines: which machine differs from the others, and in what. Pure.
 
-A different script, `--nodes`, `--max-restarts` or different arguments are a usage error and end the run. A different
-version or content of the script may be intended, and is a warning.
+A different script, `--nodes`, `--max-restarts`, `--torch-backend` or different arguments are a usage error and end the
+run. A different version or content of the script may be intended, and is a warning.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ def mistake(tickets: Mapping[str, Ticket]) -> Failure | None:
         or _difference(tickets, "the arguments", lambda t: (t.arguments_digest, t.arguments), _show_arguments)
         or _difference(tickets, "--nodes", lambda ticket: ticket.nodes)
         or _difference(tickets, "--max-restarts", lambda ticket: str(ticket.max_restarts))
+        or _difference(tickets, "--torch-backend", lambda ticket: ticket.torch_backend or "none")
     )
     if not why:
         return None

@@ -1,7 +1,8 @@
 """`ringfort run --elastic` on one machine: starts the ranks, starts those again that crash, and passes signals on.
 
 Launchers of an elastic run do not talk to each other. Each rank is a member of the run by itself: its `elastic()` finds
-the others. So a rank may crash, and be started again, while the rest of the run continues.
+the others. So a rank may crash, and be started again, while the rest of the run continues. Only if the program shards
+its model over the ranks of the machine, the machine is the member: if one rank crashes, all are started again.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import signal
 import tempfile
 import time
 from collections.abc import Generator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from math import inf
 from pathlib import Path
@@ -21,16 +22,20 @@ from typing import Final
 from ringfort.cluster.discovery.interfaces import choose
 from ringfort.cluster.discovery.static import parse_peers
 from ringfort.cluster.discovery.system import list_interfaces
-from ringfort.config import STEP_FILE, Environment, is_set
+from ringfort.config import Environment, is_set
 from ringfort.errors import DistributedError
 from ringfort.identity.credentials import Credentials
 from ringfort.launch.failure_report import Failure, describe_exit
 from ringfort.launch.launcher import signals_to
 from ringfort.launch.machine_ranks import MachineRanks, default_variables
+from ringfort.launch.place import LOOPBACK
 from ringfort.launch.printer import Printer, summary
 from ringfort.launch.processes import Child
 from ringfort.launch.restarts import Restarts
 from ringfort.launch.run_options import ElasticOptions
+from ringfort.launch.run_watch import RunWatch
+from ringfort.training.elastic.launched import MACHINE
+from ringfort.transport import tcp
 
 LEAVE_SECONDS: Final = 60.0
 """How long ranks may take to leave the run after a signal: to finish a step and write the last checkpoint."""
@@ -38,10 +43,9 @@ MAX_CAUSE: Final = 200
 """Characters of a rank's last line in the message about its crash: the line itself was printed before."""
 ASKED: Final = (signal.SIGTERM, signal.SIGINT)
 """The signals by which a person or a system asks one rank to end. That is no crash: systemd sees them so too."""
-_PLACE: Final = (
-    *("RANK", "WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"),
-    *("RINGFORT_MASTER", "RINGFORT_LISTEN_FD", STEP_FILE),
-)
+FOLLOW_SECONDS: Final = 5.0
+"""How long the other ranks of a machine that is one member may take to end after a crash: to say goodbye to the run."""
+_PLACE: Final = ("GROUP_RANK", "GROUP_WORLD_SIZE", "RINGFORT_MASTER", "RINGFORT_LISTEN_FD")
 """A member of an elastic run has no place that stays, so these must not come from another launcher around this one."""
 
 
@@ -60,7 +64,9 @@ def run_elastic(options: ElasticOptions) -> int:
         inbox: SimpleQueue[signal.Signals] = SimpleQueue()
         stack.enter_context(signals_to(inbox.put))
         mark = stack.enter_context(_mark_file())
-        return _ElasticLauncher(options, Printer(), inbox, mark).run()
+        printer = Printer()
+        watch = stack.enter_context(closing(RunWatch(options, printer)))
+        return _ElasticLauncher(options, printer, inbox, mark, watch).run()
 
 
 @contextmanager
@@ -75,8 +81,17 @@ def _mark_file() -> Generator[Path | None, None, None]:
         yield Path(file.name)
 
 
-def member_variables(options: ElasticOptions, local_rank: int, restarts: int, mark: Path | None) -> dict[str, str]:
-    """The environment of a rank: the options that were given, for `elastic()`. The rest stays as the user set it."""
+def free_port() -> int:
+    """A port of this machine that is free now: torch's own store cannot take over a socket. Raises `TransportError`."""
+    with tcp.listen(LOOPBACK, 0) as listener:
+        return int(listener.getsockname()[1])
+
+
+def member_variables(
+    options: ElasticOptions, local_rank: int, restarts: int, mark: Path | None, port: int
+) -> dict[str, str]:
+    """The environment of a rank: the options that were given, for `elastic()`, and torchrun's variables for a process
+    group of this machine's ranks. The rest stays as the user set it."""
     given = {
         "RINGFORT_ELASTIC_NODES": options.nodes,
         "RINGFORT_ELASTIC_NAME": options.name,
@@ -88,8 +103,10 @@ def member_variables(options: ElasticOptions, local_rank: int, restarts: int, ma
     return {
         **{name: "" for name in _PLACE if is_set(name)},
         **{name: value for name, value in given.items() if value},
-        "LOCAL_RANK": str(local_rank),
-        "LOCAL_WORLD_SIZE": str(options.local),
+        **dict.fromkeys(("RANK", "LOCAL_RANK"), str(local_rank)),
+        **dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(options.local)),
+        "MASTER_ADDR": LOOPBACK,
+        "MASTER_PORT": str(port),
         "RINGFORT_RESTART_COUNT": str(restarts),
         "RINGFORT_ELASTIC_FILE": "" if mark is None else str(mark),
         **default_variables(options.local),
@@ -127,13 +144,17 @@ class _ElasticLauncher:
     printer: Printer
     inbox: SimpleQueue[signal.Signals]
     mark: Path | None
+    watch: RunWatch
     _signal: signal.Signals | None = None
     """The first signal that was passed on."""
     _ranks: list[_Rank] = field(default_factory=list[_Rank])
+    _kill_at: float = inf
+    """When those ranks are killed that have not followed a crashed one of their member."""
 
     def __post_init__(self) -> None:
+        self._port = free_port()
         self._host = platform.node()
-        self._machine = MachineRanks(self._host, self.options)
+        self._machine = MachineRanks(self._host, self.options, self.watch.logs)
         self._ranks = [_Rank(number, Restarts(self.options.max_restarts)) for number in range(self.options.local)]
         self.printer.set_world(self.options.local)
 
@@ -142,11 +163,14 @@ class _ElasticLauncher:
         try:
             self._start_all()
             while not all(rank.is_over for rank in self._ranks):
+                self.watch.tick()
                 self.printer.show(self._machine.poll())
                 while not self.inbox.empty():
                     self._interrupt(self.inbox.get())
                 if self.printer.is_broken and self._signal is None:
                     self._interrupt(signal.SIGPIPE)
+                if self._kill_at != inf:
+                    self._end_together(time.monotonic())
                 for rank in self._ranks:
                     self._watch(rank, time.monotonic())
         finally:
@@ -168,16 +192,18 @@ class _ElasticLauncher:
         return self.options.title if name is None else f"{self.options.title} ({name!r})"
 
     def _start(self, rank: _Rank) -> int:
-        variables = member_variables(self.options, rank.number, rank.restarts.used, self.mark)
+        restarts = rank.restarts.used
+        variables = member_variables(self.options, rank.number, restarts, self.mark, self._port)
+        variables |= self.watch.traces.variables
         rank.start_at, rank.started_at = inf, time.monotonic()
-        rank.child = self._machine.start_rank(rank.number, variables, is_first=rank.number == 0)
+        rank.child = self._machine.start_rank(rank.number, variables, restarts, is_first=rank.number == 0)
         return rank.child.process.pid
 
     def _watch(self, rank: _Rank, now: float) -> None:
         """Start the rank again when that is due; handle its end."""
         child = rank.child
         if child is None:
-            if now >= rank.start_at:
+            if now >= rank.start_at and self._kill_at == inf:
                 self._start_again(rank, now)
         elif child.is_over:
             rank.child = None
@@ -189,8 +215,29 @@ class _ElasticLauncher:
             if rank.asked is not None:
                 lived = _duration(now - rank.started_at)
                 self._say(f"rank {rank.number} was ended by {rank.asked.name} after {lived}{self._rest}")
-            elif code:
-                self._crashed(rank, Failure.of_rank(rank.number, self._host, code, child.tail), now)
+            elif code and self._kill_at == inf:  # otherwise it has followed another
+                failure = Failure.of_rank(rank.number, self._host, code, child.tail)
+                self._crashed(rank, failure, now)
+                if self._is_one_member:
+                    self._kill_at = now + FOLLOW_SECONDS
+                    for other in self._ranks:
+                        other.restarts = rank.restarts
+
+    @property
+    def _is_one_member(self) -> bool:
+        """Whether the program has said that the ranks of this machine are one member, none of which can go on alone."""
+        return len(self._ranks) > 1 and self.mark is not None and self.mark.read_bytes() == MACHINE
+
+    def _end_together(self, now: float) -> None:
+        """A rank of a machine that is one member has crashed: once all have ended, they are started again with it."""
+        if any(rank.child is not None for rank in self._ranks):
+            if now >= self._kill_at:
+                self._machine.children.signal(signal.SIGKILL)
+            return
+        self._kill_at, self._port = inf, free_port()
+        start_at = min(rank.start_at for rank in self._ranks)
+        for rank in self._ranks:
+            rank.start_at = start_at
 
     def _start_again(self, rank: _Rank, now: float) -> None:
         try:
@@ -208,7 +255,8 @@ class _ElasticLauncher:
             rank.start_at = now + wait
             # What a rank said before a signal ended it is not the cause.
             last = f" ({failure.tail[-1].strip()[:MAX_CAUSE]})" if failure.tail and failure.exit_code > 0 else ""
-            self._say(f"{what}{last}; starting it again in {wait:g} s, restart {_of(rank.restarts)}")
+            who = f"all {len(self._ranks)} ranks, which are one member," if self._is_one_member else "it"
+            self._say(f"{what}{last}; starting {who} again in {wait:g} s, restart {_of(rank.restarts)}")
             return
         rank.failure = failure
         why = "a restart would not help" if failure.is_final else f"{_of(rank.restarts)} restarts are used"
@@ -218,6 +266,8 @@ class _ElasticLauncher:
     @property
     def _rest(self) -> str:
         others = sum(not other.is_over for other in self._ranks)
+        if others and self._is_one_member:
+            return "; the others here are one member with it, and end"
         return f"; {others} other{'s'[: others > 1]} here continue{'s'[: others == 1]}" if others else ""
 
     # --- the end ----------------------------------------------------------------------------------------------------
@@ -250,7 +300,7 @@ class _ElasticLauncher:
         if not failed:  # those that were asked to end leave the result to the others
             asked = [rank.asked for rank in self._ranks if rank.asked is not None]
             return 0 if len(asked) < len(self._ranks) else 128 + asked[0]
-        if len(self._ranks) > 1:
+        if len(self._ranks) > 1 and not self._is_one_member:
             numbers = ", ".join(str(failure.rank) for failure in failed)
             self._say(f"failed: rank{'s'[: len(failed) > 1]} {numbers}; {len(self._ranks) - len(failed)} ended well")
         return failed[0].status

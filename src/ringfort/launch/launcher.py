@@ -32,8 +32,8 @@ from ringfort.launch.machine_ranks import MachineRanks
 from ringfort.launch.place import interface_towards, open_place
 from ringfort.launch.printer import Printer, summary
 from ringfort.launch.run_options import RunOptions
+from ringfort.launch.run_watch import RunWatch
 from ringfort.launch.ticket import ticket_of
-from ringfort.telemetry.steps import StepFile
 
 if TYPE_CHECKING:
     from ringfort.cluster.node import ClusterNode
@@ -56,7 +56,8 @@ def run_job(options: RunOptions) -> int:
     with ExitStack() as stack:
         inbox: SimpleQueue[Item] = SimpleQueue()  # its `put` may be called from other threads and signal handlers
         stack.enter_context(signals_to(inbox.put))
-        step_file = stack.enter_context(closing(StepFile()))
+        printer = Printer()
+        watch = stack.enter_context(closing(RunWatch(options, printer)))
         node: ClusterNode | None = None
         if not options.is_alone:
             from ringfort.cluster.node import ClusterNode
@@ -73,10 +74,10 @@ def run_job(options: RunOptions) -> int:
                 health=HealthConfig(patience=options.patience_seconds),
                 restart_without=options.restart_without,
             )
-            node = ClusterNode(config, slots=options.local, steps_done=step_file.read)
+            node = ClusterNode(config, slots=options.local, steps_done=watch.traces.step, telemetry=watch.traces.folder)
             stack.callback(node.subscribe(inbox.put))
             stack.enter_context(node)
-        return _Launcher(options, Printer(), inbox, node, step_file).run()
+        return _Launcher(options, printer, inbox, node, watch).run()
 
 
 @contextmanager
@@ -103,7 +104,7 @@ class _Launcher:
     printer: Printer
     inbox: SimpleQueue[Item]
     node: ClusterNode | None
-    step_file: StepFile
+    watch: RunWatch
 
     def __post_init__(self) -> None:
         options, me = self.options, ALONE if self.node is None else self.node.peer_id
@@ -118,9 +119,9 @@ class _Launcher:
 
     def _prepare(self) -> None:
         """Get ready for the first attempt, or for another one."""
-        self._ranks = MachineRanks(self._host, self.options)
+        self._ranks = MachineRanks(self._host, self.options, self.watch.logs)
         self._is_done = False
-        self.step_file.clear()
+        self.watch.traces.clear()
         self._deadline = time.monotonic() + self.options.timeout
 
     def run(self) -> int:
@@ -129,6 +130,7 @@ class _Launcher:
         try:
             self._begin()
             while not self._is_over:
+                self.watch.tick()
                 self.printer.show(self._ranks.poll())
                 while not self.inbox.empty():
                     self._take(self.inbox.get())
@@ -304,7 +306,7 @@ class _Launcher:
             )
         listener = self._listener if assignment.first_rank == 0 else None
         interface = interface_towards(assignment.place.host)
-        self._ranks.start(assignment, self.options, interface, listener, self.step_file.path)
+        self._ranks.start(assignment, self.options, interface, listener, self.watch.traces.variables)
         self._close_listener()
 
     def _too_late(self) -> RendezvousTimeoutError:

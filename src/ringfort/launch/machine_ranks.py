@@ -12,10 +12,11 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import IO, Final
 
-from ringfort.config import STEP_FILE, Environment, format_address, is_set
+from ringfort.config import Environment, format_address, is_set
 from ringfort.launch.agreement import Assignment
 from ringfort.launch.drawing import Drawing
 from ringfort.launch.failure_report import Failure
+from ringfort.launch.output_files import OutputFiles
 from ringfort.launch.printer import Shown
 from ringfort.launch.processes import Child, Children
 from ringfort.launch.run_options import Program, RunOptions
@@ -25,13 +26,10 @@ STOP_SECONDS: Final = 10.0
 and what container engines allow too."""
 
 
-def rank_variables(
-    assignment: Assignment, local_rank: int, options: RunOptions, interface: str = "", step_file: str | None = None
-) -> dict[str, str]:
+def rank_variables(assignment: Assignment, local_rank: int, options: RunOptions, interface: str = "") -> dict[str, str]:
     """The environment of a rank: torchrun's variables, so that programs written for it work, and Ringfort's.
 
-    `interface` is the one that leads to the other machines, and `step_file` where ranks count their steps. Variables
-    that the user has set stay as they are.
+    `interface` is the one that leads to the other machines. Variables that the user has set stay as they are.
     """
     place, rank = assignment.place, assignment.first_rank + local_rank
     variables = {
@@ -54,7 +52,6 @@ def rank_variables(
         "TORCHELASTIC_RESTART_COUNT": assignment.restarts,
         "TORCHELASTIC_MAX_RESTARTS": options.max_restarts,
         "TORCHELASTIC_USE_AGENT_STORE": "False",
-        STEP_FILE: step_file or "",
     }
     defaults = default_variables(assignment.local_world_size, interface)
     return {name: str(value) for name, value in variables.items()} | defaults
@@ -76,6 +73,7 @@ class MachineRanks:
 
     host: str
     options: Program
+    logs: OutputFiles = field(default_factory=OutputFiles)
     children: Children = field(default_factory=Children)
     stopped: int | None = None
     """How many ran when a signal was sent to them; their exit codes mean nothing any more. None before that."""
@@ -89,35 +87,41 @@ class MachineRanks:
         options: RunOptions,
         interface: str = "",
         listener: socket.socket | None = None,
-        step_file: str | None = None,
+        more: Mapping[str, str] | None = None,
     ) -> None:
-        """Start all ranks. The first one gets `listener`, if there is one."""
+        """Start all ranks. The first one gets `listener`, if there is one; all get the variables `more`."""
         self._is_alone = assignment.group_world_size == 1
         for local_rank in range(assignment.local_world_size):
             passed = [listener.fileno()] if listener is not None and local_rank == 0 else []
-            variables = rank_variables(assignment, local_rank, options, interface, step_file)
+            variables = rank_variables(assignment, local_rank, options, interface) | dict(more or {})
             variables["RINGFORT_LISTEN_FD"] = "".join(map(str, passed))
             number = assignment.first_rank + local_rank
             marks = _marks(assignment, local_rank)
-            self.start_rank(number, variables, is_first=local_rank == 0, marks=marks, pass_fds=passed)
+            is_first, restarts = local_rank == 0, assignment.restarts
+            self.start_rank(number, variables, restarts, is_first=is_first, marks=marks, pass_fds=passed)
 
     def start_rank(
         self,
         number: int,
         variables: Mapping[str, str],
+        restarts: int,
         *,
         is_first: bool,
         marks: Sequence[str] = (),
         pass_fds: Sequence[int] = (),
     ) -> Child:
-        """Start one rank. The first one of the machine gets the launcher's standard input."""
-        return self.children.start(
+        """Start one rank, for the first time or again. The first one of the machine gets the launcher's standard
+        input."""
+        self.logs.begin(number, restarts)
+        child = self.children.start(
             number,
             [sys.executable, *marks, *self.options.command],
             variables,
             stdin=_standard_input() if is_first else subprocess.DEVNULL,
             pass_fds=pass_fds,
         )
+        self.logs.started(number, child.process.pid)
+        return child
 
     def forget(self, child: Child) -> None:
         """Drop a rank that is over, before it is started again."""
@@ -126,8 +130,11 @@ class MachineRanks:
         self.children.forget(child)
 
     def poll(self) -> list[Shown]:
-        """Wait a moment for output of the ranks, and return what changed."""
-        written = {(output.child, output.is_error): output.data for output in self.children.poll()}
+        """Wait a moment for output of the ranks, keep it, and return what changed in what is printed."""
+        outputs = self.children.poll()
+        for output in outputs:
+            self.logs.write(output.child.number, output.data)
+        written = {(output.child, output.is_error): output.data for output in outputs}
         now = time.monotonic()
         if now >= self._kill_at:
             self.children.signal(signal.SIGKILL)
@@ -142,7 +149,7 @@ class MachineRanks:
             if data == b"" or child.is_over:
                 rows += drawing.end()
             child.keep([row.text for row in rows])
-            if rows or data is not None:
+            if (rows or data is not None) and self.options.is_printed(child.number):
                 shown.append(Shown(child.number, is_error, rows, drawing.live()))
         return shown
 

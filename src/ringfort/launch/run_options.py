@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 
 from ringfort.config import (
@@ -12,12 +14,13 @@ from ringfort.config import (
     Settings,
     elastic_name,
     member_range,
+    parse_address,
     patience_of,
     positive,
     setting,
     whole,
 )
-from ringfort.errors import InvalidArgumentError
+from ringfort.errors import BackendUnavailableError, InvalidArgumentError
 
 TIMEOUT = 300.0
 """Seconds to wait for the other machines: long enough to walk to them and type the command there."""
@@ -29,12 +32,40 @@ ELASTIC_RESTARTS = 3
 """Per rank of this machine, with `--elastic`."""
 MAX_NODES = 256
 """Machines per run; the limit per epoch (cluster/core/peer_messages.py)."""
+MAX_WORLD_SIZE = MAX_NODES * MAX_LOCAL
+"""Ranks per run."""
+TORCH_BACKEND = "ringfort"
+"""The choice of `--torch-backend`."""
+METRICS_ADDRESS = "127.0.0.1"
+"""Where metrics are served by default: programs on this machine can read them, and no others."""
 
 
 def _name(value: str) -> str:
     """For the name of a run."""
     is_valid = value.isprintable() and 1 <= len(value) <= MAX_RUN_NAME
     return "" if is_valid else f"must be 1 to {MAX_RUN_NAME} printable characters"
+
+
+@cache
+def parse_ranks(text: str) -> tuple[range, ...]:
+    """Parse a list of ranks: `0,2-3`, `all` or `none`. Raises `InvalidArgumentError`."""
+    words = {"all": (range(MAX_WORLD_SIZE),), "none": ()}
+    if text in words:
+        return words[text]
+    found: list[range] = []
+    for part in text.split(","):
+        first, dash, last = (piece.strip() for piece in part.partition("-"))
+        last = last if dash else first
+        if not (first.isdecimal() and last.isdecimal() and int(first) <= int(last) < MAX_WORLD_SIZE):
+            why = f"must be ranks such as 0,2-3, each below {MAX_WORLD_SIZE:,}; or all, or none"
+            raise InvalidArgumentError("tee", text, why)
+        found.append(range(int(first), int(last) + 1))
+    return tuple(found)
+
+
+def parse_endpoint(text: str) -> tuple[str, int]:
+    """Parse where metrics are served: `PORT` or `ADDRESS:PORT`. Raises `ConfigError`."""
+    return parse_address(f"{METRICS_ADDRESS}:{text}" if text.isdecimal() else text, "metrics_port")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,12 +84,35 @@ class Program(Settings):
     """Machines, by name or peer id, that will not come back."""
     patience: float | None = setting(None, positive)
     """Seconds without an answer after which a machine is lost; by default `RINGFORT_PATIENCE`, or 10."""
+    log_dir: str | None = None
+    """The folder in which the output of each rank is kept."""
+    tee: str = "all"
+    """The ranks whose output is printed."""
+    status: bool = True
+    """Whether a terminal shows a line about the run."""
+    metrics: str | None = None
+    """Where metrics are served for Prometheus: `PORT` or `ADDRESS:PORT`."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        parse_ranks(self.tee)
+        if self.metrics is not None:
+            parse_endpoint(self.metrics)
         if not self.module and not Path(self.script).is_file():
             there = "is a folder" if Path(self.script).is_dir() else "file not found"
             raise InvalidArgumentError("script", self.script, f"{there}; name a Python file, or a module after -m")
+
+    def check_tee(self) -> None:
+        """Check that there are ranks as `tee` names them, if all ranks are on this machine. Raises
+        `InvalidArgumentError`."""
+        ranks = parse_ranks(self.tee)
+        if self.tee != "all" and any(part.stop > self.local for part in ranks):
+            there = "the only rank is 0" if self.local == 1 else f"the ranks are 0 to {self.local - 1}"
+            raise InvalidArgumentError("tee", self.tee, f"{there}; see -n")
+
+    def is_printed(self, rank: int) -> bool:
+        """Whether the output of `rank` is printed."""
+        return any(rank in part for part in parse_ranks(self.tee))
 
     @property
     def command(self) -> list[str]:
@@ -82,10 +136,24 @@ class RunOptions(Program):
     """The name of the run; by default that of the script."""
     max_restarts: int = setting(0, whole(0, MAX_RESTARTS))
     """How often the run is restarted after a failure."""
+    torch_backend: str | None = None
+    """What the torch groups of the program are made of, whatever it says; None to leave that to the program."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _ = self.node_range
+        if self.is_alone:
+            self.check_tee()
+        if self.torch_backend not in (None, TORCH_BACKEND):
+            why = f"the only choice is {TORCH_BACKEND}; leave the option out for a program that names its own backend"
+            raise InvalidArgumentError("torch_backend", self.torch_backend, why)
+        if self.torch_backend is not None and find_spec("torch") is None:
+            raise BackendUnavailableError("torch", "pip install 'ringfort[torch]'")
+
+    @property
+    def command(self) -> list[str]:
+        """What each rank runs, after the interpreter's name."""
+        command = super().command
+        return command if self.torch_backend is None else ["-m", "ringfort.launch.torch_program", *command]
 
     @property
     def node_range(self) -> tuple[int, int]:
@@ -132,6 +200,7 @@ class ElasticOptions(Program):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        self.check_tee()
         if self.nodes is not None:
             _, most = member_range(self.nodes)
             if most is not None and self.local > most:

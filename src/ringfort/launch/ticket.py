@@ -36,6 +36,7 @@ def ticket_of(options: RunOptions) -> Ticket:
         modified=modified,
         max_restarts=options.max_restarts,
         patience=options.patience_seconds,
+        torch_backend=options.torch_backend or "",
         python=".".join(map(str, sys.version_info[:2])),
         version=own_version(),
     )

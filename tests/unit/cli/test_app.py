@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
 from importlib.metadata import version
@@ -34,15 +35,19 @@ COMMANDS = {
         "--explain",
     },
     "checkpoint": set(),  # its own verbs are in test_checkpoint.py
-    "demo": {"--framework", "--ranks", "--steps", "--seed", "--live", "--no-live", "--json"},
+    "dash": {"--run", "--peer", "--interface", "--port", "--open", "--no-browser", "--record", "--lan"},
+    "demo": {"--framework", "--ranks", "--steps", "--seed", "--live", "--no-live", "--json", "--web"},
     "doctor": {"--peer", "--interface", "--json"},
     "key": set(),  # its own verbs are in test_key.py
     "witness": {"--name", "--peer", "--interface"},
+    "top": {"--run", "--peer", "--interface", "--record", "--once", "--json"},
     "peers": {"--watch", "--json", "--peer", "--interface", "--seconds"},
     "run": {
         *("-n", "--local", "--nodes", "-m", "--module", "--peer", "--interface", "--timeout"),
         *("--restart-without", "--name", "--patience", "--max-restarts", "--elastic"),
+        *("--log-dir", "--tee", "--torch-backend", "--no-status", "--metrics-port"),
     },
+    "trace": {"--steps", "-o", "--output", "--run", "--timeout", "--peer", "--interface"},
 }
 """Scripts depend on these. Adding is free; removing or renaming one needs a note in the changelog."""
 
@@ -239,3 +244,27 @@ def test_the_command_line_loads_neither_torch_nor_matplotlib_nor_the_verbs_own_n
     code = f"import sys, ringfort.cli; print(sorted({heavy} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
+
+
+def test_run_without_the_package_for_metrics_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "prometheus_client", None)
+    monkeypatch.delitem(sys.modules, "ringfort.launch.metrics_server", raising=False)
+    code, out, err = invoke("run", "--metrics-port", "0", __file__)
+    assert (code, out) == (1, "")
+    assert err.startswith("error: ")
+    assert "pip install 'ringfort[metrics]'" in err
+
+
+def test_run_with_a_port_or_a_folder_that_cannot_be_had_starts_nothing(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("raise SystemExit('it was started')")
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        for elastic in ((), ("--elastic",)):
+            code, out, err = invoke("run", *elastic, "--metrics-port", str(port), str(script))
+            assert (code, out) == (1, "")
+            assert err.startswith(f"error: cannot serve metrics at 127.0.0.1:{port}: Address already in use.")
+    code, out, err = invoke("run", "--log-dir", str(script), str(script))
+    assert (code, out) == (2, "")
+    assert err.startswith("error: log_dir=")
+    assert "File exists; name a folder" in err

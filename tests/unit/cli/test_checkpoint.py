@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +19,7 @@ from ringfort.errors import CheckpointError
 from ringfort.training.elastic.checkpoint import CheckpointFolder, Stamp, open_checkpoint
 from ringfort.training.elastic.state_tree import StateTree
 
-VERBS = {"ls": {"--json"}, "verify": set()}
+VERBS = {"ls": {"--json"}, "verify": set(), "export": {"--output", "-o", "--step", "--all", "--force"}}
 """Scripts depend on these. Adding is free; removing or renaming one needs a note in the changelog."""
 
 
@@ -136,7 +138,10 @@ def test_an_empty_folder_is_said_to_be_empty(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("verb", VERBS)
 def test_a_folder_that_does_not_exist_is_one_line_and_exit_code_2(tmp_path: Path, verb: str) -> None:
-    code, out, err = invoke(verb, str(tmp_path / "none"))
+    if verb == "export":
+        pytest.importorskip("safetensors")
+    more = ["-o", str(tmp_path / "out")] if verb == "export" else []
+    code, out, err = invoke(verb, str(tmp_path / "none"), *more)
     assert (code, out) == (2, "")
     assert err == f"error: path='{tmp_path / 'none'}': no such file or folder\n"
 
@@ -170,3 +175,73 @@ def test_verify_fails_for_a_foreign_file_and_for_an_empty_folder(tmp_path: Path)
     code, out, _ = invoke("verify", str(tmp_path / "notes"))
     assert (code, out) == (1, f"{tmp_path / 'notes'}: not a checkpoint of Ringfort\n")
     assert invoke("verify", str(tmp_path)) == (1, "", f"no checkpoints in {tmp_path}\n")
+
+
+# --- export -----------------------------------------------------------------------------------------------------------
+
+
+def test_export_writes_the_arrays_of_the_newest_and_says_so(folder: Path, tmp_path: Path) -> None:
+    numpy = pytest.importorskip("safetensors.numpy")
+    output = tmp_path / "model.safetensors"
+    assert invoke("export", str(folder), "-o", str(output)) == (
+        0,
+        f"{output}: 1 array, 3.0 MiB, of step 1,010 of night\n",
+        "",
+    )
+    assert numpy.load_file(output)["w"].tolist() == [1.0] * (3 << 17)
+    code, out, err = invoke("export", str(folder), "-o", str(output), "--step", "1000")
+    assert (code, out, err) == (2, "", f"error: output='{output}': exists; --force replaces it\n")
+    code, out, _ = invoke("export", str(folder), "-o", str(output), "--step", "1000", "--force")
+    assert (code, out.endswith("of step 1,000 of night\n")) == (0, True)
+
+
+def test_export_of_a_torch_run_takes_the_model_or_everything(tmp_path: Path) -> None:
+    numpy = pytest.importorskip("safetensors.numpy")
+    state = {"model": {"0.weight": np.ones(2)}, "optimizer": {"groups": [{"lr": 0.1}], "state": {"m": np.ones(2)}}}
+    stamp = Stamp("night", "rfab@4", epoch=12, step=3, cursor=9, chain=b"")
+    CheckpointFolder(tmp_path / "run1").write(stamp, StateTree(state).image(), "study")
+    code, out, _ = invoke("export", str(tmp_path / "run1"), "-o", str(tmp_path / "model"))
+    assert (code, len(out.splitlines()), list(numpy.load_file(tmp_path / "model"))) == (0, 1, ["0.weight"])
+    code, out, _ = invoke("export", str(tmp_path / "run1"), "-o", str(tmp_path / "all"), "--all")
+    assert sorted(numpy.load_file(tmp_path / "all")) == ["model.0.weight", "optimizer.state.m"]
+    assert out.splitlines()[1] == "left out: 1 number or other plain value; safetensors has arrays alone"
+
+
+def test_export_names_what_it_does_not_use_and_fails_without_a_valid_one(folder: Path, tmp_path: Path) -> None:
+    pytest.importorskip("safetensors")
+    output, path = tmp_path / "model.safetensors", next(folder.glob("step-000001010-*"))
+    damage(path, -5)
+    code, out, err = invoke("export", str(folder), "-o", str(output))
+    assert (code, "of step 1,000 of night" in out) == (0, True)
+    assert err == f"not used: Checkpoint {path}: 1 of 3 blocks of 1 MiB is damaged, first block 2\n"
+    output.unlink()
+    code, out, err = invoke("export", str(path), "-o", str(output))
+    assert (code, out, err.startswith(f"error: Checkpoint {path}: 1 of 3 blocks")) == (1, "", True)
+    assert invoke("export", str(tmp_path), "-o", str(output)) == (
+        1,
+        "",
+        f"error: Checkpoint {tmp_path}: no checkpoint in this folder\n",
+    )
+    assert not output.exists()
+
+
+def test_export_without_the_package_is_one_line_with_the_command(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "safetensors", None)
+    assert invoke("export", str(folder), "-o", str(tmp_path / "x")) == (
+        1,
+        "",
+        "error: safetensors is not available here: pip install 'ringfort[export]'\n",
+    )
+
+
+def test_the_real_command_exports(folder: Path, tmp_path: Path) -> None:
+    pytest.importorskip("safetensors")
+    command = [sys.executable, "-m", "ringfort", "checkpoint", "export", "run1", "-o", "model.safetensors"]
+    first = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (first.returncode, first.stderr) == (0, "")
+    assert first.stdout == "model.safetensors: 1 array, 3.0 MiB, of step 1,010 of night\n"
+    second = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (second.returncode, second.stdout) == (2, "")
+    assert second.stderr == "error: output='model.safetensors': exists; --force replaces it\n"

@@ -130,6 +130,25 @@ def test_nothing_is_measured_where_both_figures_are_given() -> None:
         assert backends[0].traffic().messages_sent == 0
 
 
+def test_a_group_that_was_made_in_haste_measures_its_links_when_it_is_told_to() -> None:
+    def work(backend: Backend) -> tuple[list[int], bytes]:
+        backend.group.is_measured = False  # as one of an epoch is made
+        context, messages = DistributedContext(backend), list[int]()
+        for turn in range(3):
+            if turn == 1:
+                backend.group.measure_links()
+            before = backend.traffic().messages_sent
+            assert (context.all_reduce(np.ones(1000, np.float32)) == 3).all()
+            messages.append(backend.traffic().messages_sent - before)
+        return messages, cost_model.model_of(backend.group).links.per_byte.tobytes()
+
+    with tcp_group(3, DistributedConfig(timeout=30, shared_memory="off")) as backends:
+        found = results(run_ranks(backends, work))
+    for (first, second, third), links in found:
+        assert second > 2 * max(first, third)  # in the second all-reduce they measure
+        assert links == found[0][1] != LinkCosts.even(3).per_byte.tobytes()
+
+
 # --- what was known before --------------------------------------------------------------------------------------------
 
 

@@ -8,6 +8,9 @@ from collections.abc import Iterator
 import pytest
 
 from ringfort.collectives.work import Runner, Work
+from ringfort.telemetry import step_time
+from ringfort.telemetry.step_time import Phase, StepTime
+from ringfort.telemetry.trace import own_trace
 
 
 @pytest.fixture
@@ -130,3 +133,61 @@ def test_what_a_callback_raises_is_logged_and_the_next_is_called(caplog: pytest.
     work.run(lambda: 1)
     assert called == [work]
     assert "A callback of <Work x: done> failed" in caplog.text
+
+
+class Ticks:
+    """A clock that counts how often it is looked at; each look takes a second."""
+
+    looks = 0
+
+    def __call__(self) -> float:
+        self.looks += 1
+        return float(self.looks)
+
+
+@pytest.fixture
+def ticks(monkeypatch: pytest.MonkeyPatch) -> Ticks:
+    found = Ticks()
+    monkeypatch.setattr(step_time, "perf_counter", found)
+    monkeypatch.setattr(own_trace(), "time", StepTime(lambda: 100.0))
+    return found
+
+
+def exchanged() -> float:
+    return own_trace().time._spent[Phase.EXCHANGE]
+
+
+def test_only_a_wait_that_blocks_looks_at_the_clock(runner: Runner, ticks: Ticks) -> None:
+    begun, go = threading.Event(), threading.Event()
+
+    def action() -> None:
+        begun.set()
+        go.wait()
+
+    work = runner.submit("slow", action)
+    begun.wait()
+    work.add_done_callback(lambda _: None)
+    waiter = threading.Thread(target=work.wait)
+    waiter.start()
+    while not ticks.looks:
+        pass
+    go.set()
+    waiter.join()
+    assert (ticks.looks, exchanged()) == (2, 1.0)
+    work.wait()
+    work.result()
+    assert (ticks.looks, exchanged()) == (2, 1.0)
+    runner.run("in this thread", lambda: None)
+    assert (ticks.looks, exchanged()) == (4, 2.0)
+
+
+def test_what_callbacks_wait_for_is_not_waited_for_by_the_program(runner: Runner, ticks: Ticks) -> None:
+    done = threading.Event()
+
+    def callback(_: Work) -> None:
+        runner.submit("more", lambda: None).wait()
+        done.set()
+
+    runner.submit("first", lambda: None).add_done_callback(callback)
+    done.wait()
+    assert exchanged() == 0.0

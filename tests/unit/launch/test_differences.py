@@ -40,6 +40,9 @@ def test_of_three_the_one_that_differs_is_named_with_what_it_has() -> None:
     assert why({}, {"max_restarts": 3}, {}).startswith(
         "laptop differs from attic and study in --max-restarts: 3, not 0"
     )
+    assert why({}, {"torch_backend": "ringfort"}, {}).startswith(
+        "laptop differs from attic and study in --torch-backend: ringfort, not none"
+    )
     assert why({"script": "-m other"}, {}, {}).startswith(
         "attic differs from laptop and study in the script: -m other, not"
     )

@@ -14,11 +14,13 @@ import pytest
 
 from ringfort.config import Environment
 from ringfort.errors import DistributedError
-from ringfort.launch import elastic_launcher, machine_ranks
-from ringfort.launch.elastic_launcher import LEAVE_SECONDS, member_variables
+from ringfort.launch import elastic_launcher, machine_ranks, run_watch
+from ringfort.launch.elastic_launcher import FOLLOW_SECONDS, LEAVE_SECONDS, member_variables
 from ringfort.launch.printer import Printer
 from ringfort.launch.processes import Child, Children
 from ringfort.launch.run_options import ElasticOptions
+from ringfort.launch.run_watch import RunWatch
+from ringfort.training.elastic.launched import MACHINE
 
 FAILED = "ValueError: the shard is empty"
 
@@ -37,17 +39,21 @@ def test_a_rank_is_told_what_was_typed() -> None:
     typed = options(
         nodes="2:8", name="mine", patience=2.5, peers=["a", "b:1"], interfaces=["eth0"], restart_without=["shed"]
     )
-    told = Environment.from_mapping(member_variables(typed, 0, 0, Path("/tmp/mark")))
+    told = Environment.from_mapping(member_variables(typed, 0, 0, Path("/tmp/mark"), 4000))
     assert (told.elastic_nodes, told.elastic_name, told.patience) == ("2:8", "mine", 2.5)
     assert (told.peers, told.interfaces, told.restart_without) == (("a", "b:1"), ("eth0",), ("shed",))
     assert told.elastic_file == "/tmp/mark"
-    assert (told.rank, told.world_size, told.master) == (None, None, None)
+    assert (told.rank, told.world_size, told.master) == (0, 1, None)
 
 
 def test_what_was_not_typed_stays_as_it_is() -> None:
-    assert member_variables(options(local=2), 1, 3, None) == {
+    assert member_variables(options(local=2), 1, 3, None, 4000) == {
+        "RANK": "1",
         "LOCAL_RANK": "1",
+        "WORLD_SIZE": "2",
         "LOCAL_WORLD_SIZE": "2",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "4000",
         "RINGFORT_RESTART_COUNT": "3",
         "RINGFORT_ELASTIC_FILE": "",
         "PYTHONUNBUFFERED": "1",
@@ -58,9 +64,9 @@ def test_what_was_not_typed_stays_as_it_is() -> None:
 def test_a_place_from_another_launcher_is_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "3")
     monkeypatch.setenv("RINGFORT_MASTER", "10.0.0.1:1")
-    told = member_variables(options(), 0, 0, None)
-    assert (told["RANK"], told["RINGFORT_MASTER"]) == ("", "")
-    assert "WORLD_SIZE" not in told
+    told = member_variables(options(), 0, 0, None, 4000)
+    assert (told["RANK"], told["RINGFORT_MASTER"]) == ("0", "")
+    assert "GROUP_RANK" not in told
 
 
 class Pretended(Children):
@@ -75,6 +81,7 @@ class Pretended(Children):
         monkeypatch: pytest.MonkeyPatch,
         *lives: list[tuple[float, int | None]],
         signals: Mapping[float, signal.Signals] | None = None,
+        mark: Path | None = None,
         **given: Any,
     ) -> None:
         super().__init__()
@@ -95,11 +102,14 @@ class Pretended(Children):
         self.err = io.TextIOWrapper(io.BytesIO(), write_through=True)
         printer = Printer(io.TextIOWrapper(io.BytesIO()), self.err, lambda: self.now)
         typed = options(local=len(lives), **given)
-        self.launcher = elastic_launcher._ElasticLauncher(typed, printer, self.inbox, None)
+        watch = RunWatch(typed, printer)
+        self.launcher = elastic_launcher._ElasticLauncher(typed, printer, self.inbox, mark, watch)
+        watch.close()
 
     def run(self) -> tuple[int, list[str]]:
         """The exit code, and what the launcher says after its first line."""
         code = self.launcher.run()
+        self.launcher.watch.logs.close()
         self.err.seek(0)
         return code, [line.removeprefix("ringfort run: 12:00:00 ") for line in self.err.read().splitlines()[1:]]
 
@@ -160,6 +170,13 @@ def test_a_rank_that_crashes_is_started_again_later_each_time_and_the_others_are
     ]
 
 
+def test_each_start_of_a_rank_has_a_log_of_its_own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(run_watch, "platform", SimpleNamespace(node=lambda: "study"))
+    Pretended(monkeypatch, [(9, 0)], [(1, -9), (1, 3), (1, 0)], log_dir=str(tmp_path)).run()
+    names = ("rank-0.study", "rank-1.study", "rank-1.study.restart-1", "rank-1.study.restart-2")
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(f"{name}.log" for name in names)
+
+
 def test_after_the_last_restart_the_others_continue_and_the_exit_code_is_its_own(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -173,6 +190,42 @@ def test_after_the_last_restart_the_others_continue_and_the_exit_code_is_its_own
         "failed: rank 1; 1 ended well",
     ]
     assert machine.now >= 150
+
+
+@pytest.fixture
+def one_member(tmp_path: Path) -> Path:
+    """The mark of a program whose ranks are one member."""
+    path = tmp_path / "mark"
+    path.write_bytes(MACHINE)
+    return path
+
+
+def test_ranks_that_are_one_member_are_started_again_together(
+    monkeypatch: pytest.MonkeyPatch, one_member: Path
+) -> None:
+    machine = Pretended(monkeypatch, [(3, 1), (9, 0)], [(1, -9), (9, 0)], mark=one_member)
+    code, said = machine.run()
+    assert code == 0
+    crash = "rank 1 was killed by SIGKILL after 1.0 s; starting all 2 ranks, which are one member, again in 0.5 s, "
+    assert said == [
+        f"{crash}restart 1 of 3",
+        "started rank 0 again (pid 7), restart 1 of 3",
+        "started rank 1 again (pid 7), restart 1 of 3",
+    ]
+    assert machine.starts == [(0, 0), (1, 0), (0, 3.25), (1, 3.25)]  # not before both have ended
+    assert machine.sent == []
+
+
+def test_a_rank_that_does_not_follow_its_member_is_killed(monkeypatch: pytest.MonkeyPatch, one_member: Path) -> None:
+    machine = Pretended(monkeypatch, [(90, 1)], [(1, 3)], mark=one_member, max_restarts=0)
+    code, said = machine.run()
+    assert (code, machine.sent, machine.now) == (3, [signal.SIGKILL], 101.0 + FOLLOW_SECONDS)
+    crash = "rank 1 ended with exit code 3 after 1.0 s; 0 of 0 restarts are used; the others here are one member"
+    assert said == [
+        f"{crash} with it, and end",
+        "its last lines:",
+        f"    {FAILED}",
+    ]
 
 
 def test_a_usage_error_is_not_repeated(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -44,7 +44,6 @@ def test_a_rank_is_told_its_place_by_torchruns_names() -> None:
         "RINGFORT_MASTER": "10.0.0.1:1235",
         "RINGFORT_PATIENCE": "2.5",
         "RINGFORT_RESTART_COUNT": "1",
-        "RINGFORT_STEP_FILE": "",
         "PYTHONUNBUFFERED": "1",
         "OMP_NUM_THREADS": "1",
     }
@@ -101,7 +100,7 @@ class Pretended(Children):
         self.ranks.start(Assignment(0, 3, 3 * machines, 0, machines, place), OPTIONS)
 
     def start(self, number: int, command: Any, *_: object, **__: object) -> Child:
-        process: Any = SimpleNamespace(returncode=None, stdout="", stderr="")
+        process: Any = SimpleNamespace(returncode=None, stdout="", stderr="", pid=7)
         self.commands.append(command)
         self.children.append(Child(number, process, 20))
         return self.children[-1]

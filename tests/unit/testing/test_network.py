@@ -425,8 +425,8 @@ def test_a_copied_disk_vouches_for_nobody() -> None:
     assert waits_of(network, 2)[-1] == "host0, host1, host2"
 
 
-def test_two_hundred_random_histories_keep_every_rule() -> None:
-    assert violations(range(200), duration=8.0) == []
+def test_a_hundred_random_histories_keep_every_rule() -> None:
+    assert violations(range(100), duration=8.0) == []  # tests/stress has more
 
 
 @pytest.mark.parametrize("law", ["commits on a majority", "any group goes on", "votes twice"])
