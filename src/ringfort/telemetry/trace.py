@@ -42,6 +42,8 @@ _SENT_EVERY: Final = 1.0
 """Seconds between two records of the bytes that were sent."""
 _PEERS: Final = 16
 """Ranks in one record of the bytes that were sent."""
+_CUT_NAMES: Final = 64
+"""Names that are compared after they were cut."""
 _KEPT_EVENTS: Final = 64
 """Events that are kept until the trace is opened."""
 
@@ -67,7 +69,7 @@ class Trace:
         self._lock = threading.RLock()  # a handler of a signal may log
         self._writer: TraceWriter | None = None
         self._is_off = folder == OFF
-        self._header = Header(os.getpid(), time.time(), program=_program(), run=run[:64])
+        self._header = Header(os.getpid(), time.time(), program=_program(), run=encodable(run)[:64])
         self.time = StepTime()
         """Where the time of the current step goes."""
         self._is_begun = False
@@ -77,6 +79,8 @@ class Trace:
         self._samples = 0
         self._gradients = Gradients()
         self._waiting: list[Event] = []
+        self._cut_names: dict[str, str] = {}
+        """Names of values that were cut, by what is left of them."""
         self._sent: SentSource | None = None
         self._sent_at = 0.0
 
@@ -248,15 +252,30 @@ class Trace:
     def show(self, values: Mapping[str, float], step: int | None = None) -> None:
         """Write values that are known without the program."""
         number = self.step if step is None else step
-        pairs = [(name[:MAX_NAME], value) for name, value in values.items() if name]
         with self._lock:
+            pairs = [(self._name(name), value) for name, value in values.items() if name]
             for start in range(0, len(pairs), MAX_VALUES):
                 record = Values(max(0, number), time.time(), dict(pairs[start : start + MAX_VALUES]))
                 self._write(lambda writer, record=record: writer.write(record))
 
+    def _name(self, name: str) -> str:
+        """A value's name, cut to its room. Two names that become the same share a curve; a warning says so once."""
+        if len(name) <= MAX_NAME and name.isascii():
+            return name
+        cut = encodable(name)[:MAX_NAME]
+        known = self._cut_names.setdefault(cut, name) if len(self._cut_names) < _CUT_NAMES else name
+        if known not in ("", name):
+            self._cut_names[cut] = ""  # said
+            _log.warning(
+                "Viewers show the logged values %r and %r as one curve, %r: their first %d characters are the same. "
+                "Choose names that differ earlier.",
+                encodable(known), encodable(name), cut, MAX_NAME,
+            )  # fmt: skip
+        return cut
+
     def event(self, kind: str, text: str) -> None:
         """Write that something happened."""
-        event = Event(time.time(), kind[:MAX_NAME], cut_text(text), max(0, self.step))
+        event = Event(time.time(), encodable(kind)[:MAX_NAME], cut_text(text), max(0, self.step))
         with self._lock:
             if self._writer is not None:
                 self._write(lambda writer: writer.write(event))
@@ -264,9 +283,14 @@ class Trace:
                 self._waiting.append(event)
 
 
+def encodable(text: str) -> str:
+    """Return `text` with `?` for what UTF-8 has no bytes for: the name of a file may have such characters."""
+    return text.encode(errors="replace").decode()
+
+
 def cut_text(text: str) -> str:
     """Return `text`, cut to what an event has room for: characters, and bytes where they are not ASCII."""
-    text = " ".join(text.split())
+    text = " ".join(encodable(text).split())
     if len(text) > MAX_TEXT:
         text = text[: MAX_TEXT - 1] + "…"
     while len(text.encode()) > MAX_TEXT + 40:
@@ -276,11 +300,11 @@ def cut_text(text: str) -> str:
 
 def _cut(changes: dict[str, Any]) -> dict[str, Any]:
     limits = {"program": 64, "run": 64, "role": 16, "codec": 32}
-    return {name: value[: limits[name]] if name in limits else value for name, value in changes.items()}
+    return {name: encodable(value)[: limits[name]] if name in limits else value for name, value in changes.items()}
 
 
 def _program() -> str:
-    return Path(sys.argv[0] if sys.argv else "").name[:64]
+    return encodable(Path(sys.argv[0] if sys.argv else "").name)[:64]
 
 
 @cache

@@ -114,6 +114,36 @@ def test_values_and_events_are_written_and_cut(trace: Trace) -> None:
     assert texts[1].endswith("…")
 
 
+def test_texts_without_utf8_are_written_with_a_replacement(trace: Trace, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["/data/tr\udce9s.py"])
+    named = Trace(str(trace._told), run="n\udcff")
+    named.event("che\udcffck", "cannot write /data/\udce9t\udce9: no space")  # kept until it is opened
+    named.describe(rank=0, codec="int8\udcff")
+    named.event("checkpoint", "\udcff" * 500)
+    named.show({"lo\udcffss": 1.0})
+    reader = reader_of(named)
+    assert (reader.header().program, reader.header().run, reader.header().codec) == ("tr?s.py", "n?", "int8?")
+    first, second, value = reader.new_records()
+    assert isinstance(first, Event)
+    assert (first.kind, first.text) == ("che?ck", "cannot write /data/?t?: no space")
+    assert isinstance(second, Event)
+    assert second.text.startswith("???")
+    assert isinstance(value, Values)
+    assert value.values == {"lo?ss": 1.0}
+
+
+def test_names_that_become_the_same_when_cut_are_told_once(trace: Trace, caplog: pytest.LogCaptureFixture) -> None:
+    trace.describe(rank=0)
+    long = "validation_accuracy_of_the_model_"
+    for _ in range(3):
+        trace.show({long + "one": 1.0, long + "two": 2.0, "validation_loss": 1.0})
+    (warning,) = caplog.messages
+    assert f"{long}one" in warning
+    assert f"{long}two" in warning
+    trace.show({f"{long[:30]}{number}{'x' * 30}": 1.0 for number in range(1000)})
+    assert len(trace._cut_names) <= 64
+
+
 def test_the_file_goes_with_the_trace(trace: Trace) -> None:
     trace.describe(rank=0)
     path = reader_of(trace).path
