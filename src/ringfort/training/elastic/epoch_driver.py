@@ -51,8 +51,6 @@ class EpochDriver:
         self.is_reducing = False
         """Whether the members communicate now."""
         self._has_said_memory = False
-        self._steps = 0
-        """Those of the current epoch that were sealed."""
         self._slow: SlowMembers | None = None
         """Of the current epoch."""
 
@@ -62,7 +60,6 @@ class EpochDriver:
         run, options = self._run, self._run.options
         me, size = epoch.holders.index(run.members.node.peer_id), len(epoch.holders)
         self.exchange.begin()
-        self._steps = 0
         run.meter.start()
         self._slow = SlowMembers(run.data.microbatch, size, options.fewest)
         run.journal.began(names_of(epoch))
@@ -157,15 +154,15 @@ class EpochDriver:
             run.journal.sealed(result.step, result.cursor - apply.before.cursor, speeds, time.monotonic())
             if not apply.is_finite and run.raises_nonfinite:
                 raise self._nonfinite(result, epoch)
-            self._steps += 1
             run.donor.sealed(apply.before, result, apply.digest, after=apply.after, is_finite=apply.is_finite)
-            self._set_aside(apply, epoch, me)
+            if apply.place:
+                self._set_aside(apply, epoch, me)
             done = run.done(result, apply.before, is_finite=apply.is_finite)
             run.trace.sealed(result.step, done.loss / done.weight if done.loss and done.weight else None)
             yield done
             run.trace.applied(result.step, len(epoch.holders))
         # The program has applied it: the state is that of the mark.
-        if self._steps == _CALM and not result.is_state:
+        if apply.place == _CALM:
             run.members.context.group.measure_links()
         mark = apply.after
         if apply.is_compared:

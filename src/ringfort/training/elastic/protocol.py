@@ -43,6 +43,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
+from itertools import count
 from threading import Lock
 from typing import Any, Final, NamedTuple, TypeAlias
 
@@ -247,6 +248,10 @@ class Apply:
     """The mark of a member that has applied it."""
     is_compared: bool = False
     """All members of the epoch apply it now, and compare their states after that."""
+    place: int = 0
+    """Which step of the epoch it is, from 1: the same at all members. 0 for a result that the epoch adopted, which some
+    members have applied before and do not apply now. So whatever members do together counts places, never what this
+    member has applied."""
 
     @property
     def digest(self) -> int:
@@ -345,8 +350,8 @@ def minority(copies: Sequence[int]) -> tuple[int, ...] | None:
     is."""
     if copies.count(copies[0]) == len(copies):
         return ()
-    digest, count = Counter(copies).most_common(1)[0]
-    return tuple(rank for rank, copy in enumerate(copies) if copy != digest) if 2 * count > len(copies) else None
+    digest, most = Counter(copies).most_common(1)[0]
+    return tuple(rank for rank, copy in enumerate(copies) if copy != digest) if 2 * most > len(copies) else None
 
 
 # --- one member -------------------------------------------------------------------------------------------------------
@@ -461,10 +466,10 @@ class Replica:
         if opening.kept[me] != self.covered:
             self.covered = frozenset()  # somebody else's sum has some of these micro-batches
         pauses, deals = False, self._first_deals(me, opening, [report.speed for report in reports])
-        while True:
+        for place in count(1):
             self._opened = (number, deals[0].span.samples)
             self.deals = (deals[0]._replace(mark=self.mark), *deals[1:])
-            tokens = yield from self._step(number, me, size, pauses=pauses)
+            tokens = yield from self._step(number, me, size, place, pauses=pauses)
             deals = [*deals[1:], self._deal_after(deals[-1], me, [token.speed for token in tokens])]
             pauses = any(token.wants_pause for token in tokens)
 
@@ -518,10 +523,12 @@ class Replica:
             self._seal(number, result, digest)
             yield Apply(result, tuple(tokens), before, self.mark)
 
-    def _step(self, number: int, me: int, size: int, *, pauses: bool) -> Generator[Instruction, Any, Sequence[Token]]:
+    def _step(
+        self, number: int, me: int, size: int, place: int, *, pauses: bool
+    ) -> Generator[Instruction, Any, Sequence[Token]]:
         mark, span, mine = self.deals[0]
-        for place, part in enumerate(mine, 1):
-            yield Compute(mark.step + 1, part, span, is_last=place == len(mine) and not pauses)
+        for turn, part in enumerate(mine, 1):
+            yield Compute(mark.step + 1, part, span, is_last=turn == len(mine) and not pauses)
         if pauses:  # here, so that a new member catches up while the others compute
             yield Pause()
         payload: Any = yield Reduce()
@@ -554,7 +561,7 @@ class Replica:
         if sorted(covered) != list(range(self.data.parts(span))):  # rule 5
             raise StepError(f"Step {result.step} does not cover each micro-batch exactly once")
         self._seal(number, result, digest)
-        yield Apply(result, tuple(tokens), mark, self.mark, is_compared=result.step % COMPARE_EVERY == 0)
+        yield Apply(result, tuple(tokens), mark, self.mark, result.step % COMPARE_EVERY == 0, place)
         return tokens
 
     def _hold(self, epoch: int, result: Result) -> None:

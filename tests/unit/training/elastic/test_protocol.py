@@ -191,7 +191,7 @@ def test_one_step_in_order() -> None:
     assert one.mark == HERE
     tokens = (doing.value,)
     doing = script.send(tokens)
-    assert doing == Apply(Result(HERE.branch, 5, 16), tokens, HERE, one.mark)
+    assert doing == Apply(Result(HERE.branch, 5, 16), tokens, HERE, one.mark, place=1)
     assert one.mark == HERE.after(doing.result, 3)
     assert one.held is None
     assert one.mark == HERE.after(doing.result, 3)
@@ -317,6 +317,23 @@ def test_a_result_that_one_member_has_sealed_is_sealed_by_the_others_too() -> No
     assert [type(one) for one in rest.adopt()[1:]] == [Apply]
     assert isinstance(rest.doing[0], Gather)  # it has applied it
     assert here[0].mark == here[1].mark
+
+
+def test_the_steps_of_an_epoch_have_the_same_places_at_members_that_applied_unequally_many() -> None:
+    here = [replica(), replica()]
+    group = Members(here)
+    group.exchange()
+    group.compute()
+    group.send(["sum", "sum"])
+    group.scripts[0].send([one.value for one in group.doing])  # rank 1 never hears of the seal
+    rest = Members(here, 3)
+    rest.exchange()
+    assert rest.adopt()[1].place == 0  # rank 0 does not apply it again
+    rest.doing[1] = rest.scripts[1].send(None)
+    rest.exchange()
+    for place in range(1, 4):
+        assert [one.place for one in rest.step()] == [place, place]
+        rest.send([None, None])
 
 
 def test_a_member_that_sealed_something_else_is_found_out() -> None:
