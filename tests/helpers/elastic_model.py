@@ -293,7 +293,7 @@ class History:
         if not self.reaches(peer, other):
             return
         formed, pending = other.voter.votes.formed, self.proposals.get(other.id)
-        other.voter.abandon(None if pending is None else pending[0].epoch)
+        other.voter.abandon(() if pending is None else (pending[0].epoch,))
         peer.voter.hear(other.id, other.voter.votes)
         if formed is not None and formed in peer.voter.votes.doubts:
             self.commit(peer, formed)

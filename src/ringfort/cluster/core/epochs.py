@@ -37,6 +37,9 @@ class Epochs:
         """Votes that are being written to the disk, and what to call then: with the reason if they could not be."""
         self._fencing: Propose | None = None
         """A proposal that the program has to be fenced for."""
+        self._unsure: Epoch | None = None
+        """A proposal of this peer whose commit could not be written. The disk may have it all the same, and a later
+        process of this machine would find it there: so it is no abandoned one until other votes are on the disk."""
 
     @property
     def deadline(self) -> float:
@@ -90,7 +93,9 @@ class Epochs:
         self._state.out.append(Persist(votes))
 
     def written(self, votes: Votes, why: str) -> None:
-        """`votes` are on the disk and take effect; or they are not, for the reason `why`, and have none."""
+        """`votes` are on the disk and take effect; or that failed, for the reason `why`, and they have none."""
+        if not why:
+            self._unsure = None
         if self._writing is not None and self._writing[0] is votes:
             (_, then), self._writing = self._writing, None
             then(why)
@@ -229,7 +234,7 @@ class Epochs:
             why = self._propose() or why
         if self._writing is None:  # otherwise it may be about to commit what it proposed
             pending = self._proposer.pending
-            state.voter.abandon(None if pending is None else pending.epoch)
+            state.voter.abandon({self._unsure, None if pending is None else pending.epoch})
         if why != self._told_waiting:
             self._told_waiting = why
             if why:
@@ -257,6 +262,7 @@ class Epochs:
 
     def _commit(self, epoch: Epoch, why: str) -> None:
         if why:
+            self._unsure = epoch
             self._proposer.give_up(why)
             return
         self._state.tell(epoch.peers, Commit(epoch.number))

@@ -284,12 +284,13 @@ class Voter:
         and would do nothing in an earlier one."""
         self.votes = replace(self.votes, highest=max(self.votes.highest, number))
 
-    def abandon(self, pending: Epoch | None) -> None:
+    def abandon(self, pending: Collection[Epoch | None]) -> None:
         """Forget what this peer itself proposed and has not committed, except `pending`. It can commit nothing of that
         after this: it commits only what is in its doubts, and accepts only numbers above `Votes.highest`. Forgetting
-        need not be on the disk: a file with more doubts only makes others more careful."""
+        need not be on the disk: a file with more doubts only makes others more careful. (A file in which it is
+        committed does not: `Epochs` keeps one pending of which it cannot know that.)"""
         formed = 0 if self.votes.formed is None else self.votes.formed.number
-        mine = [d for d in self.votes.doubts if d.leader == self.me and d.number > formed and d != pending]
+        mine = [d for d in self.votes.doubts if d.leader == self.me and d.number > formed and d not in pending]
         if mine:
             self.votes = replace(self.votes, doubts=tuple(d for d in self.votes.doubts if d not in mine))
 

@@ -130,7 +130,8 @@ class DurableVotes:
             raise IdentityError(self.path, why, "export RINGFORT_HOME=/a/folder/of/your/own") from exc
 
     def write(self, votes: Votes) -> None:
-        """Write `votes` so that they survive a loss of power. After an `OSError`, the previous votes are still there.
+        """Write `votes` so that they survive a loss of power. After an `OSError`, either these or the previous ones are
+        found later: a disk that cannot confirm a record may have it.
 
         May run in another thread than the other methods, one call at a time.
         """

@@ -41,7 +41,7 @@ def test_those_who_accepted_what_its_leader_abandoned_go_on_without_it() -> None
         voter.accept(proposal)
     b.hear("a", a.votes)
     assert largest_lawful("bc", {"b": b.votes, "c": Votes(2, SECOND)}, {}, (), "majority")[0] == []
-    a.abandon(None)
+    a.abandon(())
     assert a.commit(THIRD.key) is None
     b.hear("a", a.votes)
     assert largest_lawful("bc", {"b": b.votes, "c": Votes(2, SECOND)}, {}, (), "majority")[0] == ["b", "c"]
@@ -73,12 +73,12 @@ def test_only_the_leader_knows_that_a_proposal_came_to_nothing() -> None:
 def test_a_leader_forgets_only_what_it_proposed_and_can_no_longer_commit() -> None:
     theirs, old, pending = epoch(4, "ba"), epoch(5, "ab"), epoch(6, "ab")
     a = Voter("a", votes=Votes(6, THIRD, (theirs, old, pending)))
-    a.abandon(pending)
+    a.abandon({pending, None})
     assert a.votes == Votes(6, THIRD, (theirs, pending))
     copied = Voter("a", votes=Votes(6, THIRD))
     copied.learn(epoch(2, "ab"))  # what a learner has copied was committed
     before = copied.votes
-    copied.abandon(None)
+    copied.abandon(())
     assert copied.votes == before
 
 
@@ -115,6 +115,22 @@ def test_a_proposal_whose_commit_is_being_written_has_not_come_to_nothing() -> N
     assert bench.core.voter.votes.doubts == (proposal.epoch,)
     bench.do(bench.core.persisted(bench.now, written))
     assert bench.core.epoch == proposal.epoch
+
+
+def test_a_proposal_whose_commit_the_disk_may_have_has_not_come_to_nothing() -> None:
+    """A later process of the leader's machine may find it committed: then two groups would follow the epoch before."""
+    bench, proposal = proposes()
+    out = bench.say(2, Accept(proposal.epoch.number))
+    (written,) = [instruction.votes for instruction in out if isinstance(instruction, Persist)]
+    bench.do(bench.core.persisted(bench.now, written, "input/output error"))
+    bench.wait(0.1, 2)
+    assert bench.core.epoch is None
+    assert bench.core.voter.votes.doubts[0] == proposal.epoch
+    bench.writes = True  # the disk is well again, and the next proposal is accepted: the record of the first is gone
+    while bench.core.voter.votes.highest == proposal.epoch.number:
+        bench.wait(0.1, 2)
+    bench.say(2, Reject(bench.core.voter.votes.highest, "no"))
+    assert proposal.epoch not in bench.core.voter.votes.doubts
 
 
 def test_a_member_hears_from_the_leader_that_a_proposal_came_to_nothing() -> None:
