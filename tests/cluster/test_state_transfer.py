@@ -323,18 +323,25 @@ def test_closing_ends_a_fetch(members: Members) -> None:
 # --- results ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_run_rests_for_a_learner_that_does_not_come_nearer_until_it_has_caught_up(members: Members) -> None:
-    donor = donor_that()
+def follow_in_vain(members: Members, donor: Donor) -> tuple[Learner, Mark, Mark]:
+    """Have a learner follow without coming nearer. Return where it and the run are."""
     donor.offer(image_of(BLOCK), MARK, EPOCH)
     learner = members.learner({"a": donor})
     after = learner.fetch(anything, timeout=PATIENCE).mark
     newest = seal([donor], after, 6)[-1]
     assert donor.rest(0.0) == 0  # too early to say
-    for _ in range(5):  # one result is sealed for each that it gets
+    for _ in range(5):
         replayed = learner.next_result(after, timeout=PATIENCE)
         assert replayed is not None
         after, newest = replayed.after, seal([donor], newest, 1)[-1]
+    return learner, after, newest
+
+
+def test_a_run_rests_for_a_learner_that_does_not_come_nearer_until_it_has_caught_up(members: Members) -> None:
+    donor = donor_that()
+    learner, after, newest = follow_in_vain(members, donor)
     assert donor.rest(0.0) > 0
+    assert donor.rest(PATIENCE, lambda: True) < PATIENCE  # there is something else to do
 
     def catch_up() -> None:
         mark = after
@@ -345,6 +352,29 @@ def test_a_run_rests_for_a_learner_that_does_not_come_nearer_until_it_has_caught
     with in_thread(catch_up):
         assert donor.rest(PATIENCE) < PATIENCE
     assert donor.has_caught_up
+
+
+def test_a_run_does_not_rest_for_a_learner_that_has_everything_and_wants_no_seat_yet(members: Members) -> None:
+    donor = donor_that()
+    learner, after, newest = follow_in_vain(members, donor)
+
+    def catch_up() -> None:
+        mark = after
+        while (one := learner.next_result(mark, timeout=0, wants_seat=False)) is not None:
+            mark = one.after
+        assert mark == newest
+
+    with in_thread(catch_up):
+        assert donor.rest(PATIENCE) < PATIENCE
+    assert not donor.has_caught_up
+
+
+def test_a_run_rests_for_a_learner_for_a_bounded_time(members: Members, monkeypatch: pytest.MonkeyPatch) -> None:
+    donor = donor_that()
+    follow_in_vain(members, donor)
+    monkeypatch.setattr(donor_module, "MOST_REST", 0.05)
+    assert donor.rest(0.06) > 0
+    assert donor.rest(PATIENCE) == 0
 
 
 def test_the_results_that_follow_are_replayed_in_order_also_when_a_donor_is_lost(members: Members) -> None:

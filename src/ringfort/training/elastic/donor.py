@@ -18,7 +18,7 @@ import numpy as np
 from ringfort.bootstrap.connection import Connection
 from ringfort.cluster.core.peer_messages import Epoch
 from ringfort.errors import DistributedError, ProtocolError
-from ringfort.training.elastic.keeping_up import KeepingUp
+from ringfort.training.elastic.keeping_up import MOST_REST, KeepingUp
 from ringfort.training.elastic.local_sum import Layout
 from ringfort.training.elastic.protocol import Mark, Result
 from ringfort.training.elastic.result_history import Kept, ResultHistory
@@ -64,6 +64,10 @@ _GIVE_WAY: Final = 0.05
 arrive even if the training never pauses."""
 _LOOK_EVERY: Final = 0.001
 """Seconds between two looks at whether the training still communicates."""
+_LOOK: Final = 0.05
+"""Seconds between two looks at whether members should go on although a learner is behind."""
+_REMEMBERED: Final = 64
+"""Learners for which it is known how long members have rested: for those that connect again."""
 _JOIN: Final = 5.0
 """Seconds that a thread may take to end once its connection has."""
 
@@ -147,6 +151,8 @@ class Donor:
         """Learners that have asked for an image and have none yet."""
         self._keeping_up: dict[TransferLink, KeepingUp] = {}
         """How learners that have an image, or fetch it, follow the run."""
+        self._rested: dict[str, float] = {}
+        """The seconds for which members have rested for each learner, over all its connections."""
         self._fetching: set[TransferLink] = set()
         """Learners that fetch the image of the offer."""
         self._caught_up: set[TransferLink] = set()
@@ -185,22 +191,30 @@ class Donor:
         with self._changed:
             return bool(self._caught_up)
 
-    def rest(self, most: float) -> float:
-        """Wait for learners that cannot keep up with the run, for `most` seconds at most. Return how many it took: 0 if
-        there are none."""
+    def rest(self, most: float, is_over: Callable[[], bool] = lambda: False) -> float:
+        """Wait for learners that cannot keep up with the run, for `most` seconds at most and until `is_over`. Return
+        how many it took: 0 if there are none."""
         begin = time.monotonic()
         with self._changed:
             slow = self._slow()
-            while slow and not self._caught_up and not self._is_closed:
+            if not slow:
+                return 0.0
+            while not (self._caught_up or self._is_closed or is_over()) and any(map(self._is_behind, slow)):
                 left = begin + most - time.monotonic()
                 if left <= 0:
                     break
-                self._changed.wait(left)
-                slow = [link for link in slow if link in self._learners]
-            seconds = time.monotonic() - begin if slow else 0.0
+                self._changed.wait(min(left, _LOOK))
+            seconds = time.monotonic() - begin
             for link in slow:
-                self._keeping_up[link].rested(seconds)
+                self._rested[link.peer] = self._rested.pop(link.peer, 0.0) + seconds
+            while len(self._rested) > _REMEMBERED:
+                self._rested.pop(next(iter(self._rested)))
         return seconds
+
+    def _is_behind(self, link: TransferLink) -> bool:
+        """Return whether a learner is still there and lacks something. (One that practises asks for no seat.)"""
+        has_all = self._mark is not None and self._places.get(link, -inf) >= self._mark.step
+        return link in self._learners and (link in self._fetching or not has_all)
 
     def _slow(self) -> list[TransferLink]:
         """Return the learners that the run should wait for."""
@@ -208,7 +222,7 @@ class Donor:
         for link, follows in self._keeping_up.items():
             image = 0 if self._offer is None or link not in self._fetching else self._offer.image.data.nbytes
             results = 0 if self._offer is None else self._history.nbytes_after(self._offer.mark)
-            if follows.needs_rest(results, image):
+            if self._rested.get(link.peer, 0.0) < MOST_REST and follows.needs_rest(results, image):
                 found.append(link)
         return found
 

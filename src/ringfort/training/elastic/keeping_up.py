@@ -20,21 +20,14 @@ class KeepingUp:
 
     def __init__(self) -> None:
         self._behind: deque[int] = deque(maxlen=_LOOKS + 1)
-        self._rested = 0.0
 
     def fetched(self, behind: int) -> None:
         """It was sent a result, beyond which there are so many."""
         self._behind.append(behind)
 
-    def rested(self, seconds: float) -> None:
-        """Members have rested for it."""
-        self._rested += seconds
-
     def needs_rest(self, results: int, image: int) -> bool:
         """Return whether members should rest. `results` are the bytes that were sealed since the image that it fetches
         was made, of `image` bytes; 0 if it has the image."""
-        if self._rested >= MOST_REST:
-            return False
         if image:
             return results > image  # to wait costs less than to send all of these
         return len(self._behind) > _LOOKS and self._behind[-1] > 1 and self._behind[-1] >= self._behind[0]

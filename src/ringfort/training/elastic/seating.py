@@ -127,15 +127,16 @@ class Seating:
         if any(token.wants_pause for token in apply.tokens):
             self._open_at = apply.after
             self._tell(is_ready=True)
-        elif not self._run.is_going:
-            self._rest()
+        elif self._run.donor.has_learners:
+            self._rest(epoch)
 
-    def _rest(self) -> None:
+    def _rest(self, epoch: Epoch) -> None:
         """Wait for learners that cannot keep up. The others wait for this member in the next reduction."""
-        with self._run.trace.left_out():
-            seconds = self._run.donor.rest(_REST)
+        run = self._run
+        with run.trace.left_out():
+            seconds = run.donor.rest(_REST, lambda: run.is_going or run.members.has_ended(epoch))
         if seconds:
-            self._run.meter.aside(seconds)  # it is not slow
+            run.meter.aside(seconds)  # it is not slow
             note("rested %.2f s for a learner", seconds)
 
     def close(self) -> None:

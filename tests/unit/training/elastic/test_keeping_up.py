@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ringfort.training.elastic.keeping_up import MOST_REST, KeepingUp
+from ringfort.training.elastic.keeping_up import KeepingUp
 
 
 def following(*behind: int) -> KeepingUp:
@@ -33,12 +33,3 @@ def test_members_rest_for_a_learner_that_does_not_come_nearer(behind: tuple[int,
 def test_members_rest_while_an_image_is_fetched_that_is_smaller_than_the_results_since() -> None:
     assert following().needs_rest(results=101, image=100)
     assert not following().needs_rest(results=100, image=100)
-
-
-def test_members_do_not_rest_for_ever() -> None:
-    slow = following(9, 9, 9, 9, 9)
-    slow.rested(MOST_REST - 1)
-    assert slow.needs_rest(results=0, image=0)
-    slow.rested(1.0)
-    assert not slow.needs_rest(results=0, image=0)
-    assert not slow.needs_rest(results=2, image=1)

@@ -63,7 +63,7 @@ class Run:
             doubts=0,
             doubt=self._doubt,
             offer=self._offer,
-            rest=lambda most: self.rests,
+            rest=lambda most, is_over: 0.0 if is_over() else self.rests,
         )
         self.state = SimpleNamespace(
             image=lambda: "image",
@@ -78,7 +78,8 @@ class Run:
         self.has_memory.set()
         self.journal = SimpleNamespace(waits=lambda fewest: self.told.append("waits"))
         self.trace = RunTrace("test", 100)
-        self.members = SimpleNamespace(tell=self._tell, wait_for_end=self._wait)
+        self.has_ended = False
+        self.members = SimpleNamespace(tell=self._tell, wait_for_end=self._wait, has_ended=lambda epoch: self.has_ended)
         self.is_busy, self.is_going = True, False
         self.told: list[Any] = []
         self.seated_at = float("inf")
@@ -303,4 +304,6 @@ def test_time_in_which_a_member_rests_for_a_learner_does_not_make_it_slow() -> N
     assert run.told == ["aside 0.7"]
     run.is_going = True  # it leaves: nobody waits for it
     seating.applied(Apply(Result("b@1", 7, 0), (Token(()),)), EPOCH)
+    run.is_going, run.has_ended = False, True  # a member is lost: the learner must wait
+    seating.applied(Apply(Result("b@1", 8, 0), (Token(()),)), EPOCH)
     assert run.told == ["aside 0.7"]
