@@ -26,8 +26,8 @@ LOOK: Final = 0.25
 """Seconds between two looks for a run. Peers are found in tenths of a second."""
 GONE: Final = 10.0
 """Seconds without any peer of the run after which another run may be followed."""
-_ELASTIC: Final = re.compile(r"(.*)/[0-9a-f]{8}", re.DOTALL)
-"""The name of an elastic run: the one that people give it, and a digest of its settings."""
+_ELASTIC: Final = re.compile(r"(.*)/[0-9a-f]{8}(#\w+)?", re.DOTALL)
+"""The name of an elastic run: the one that people give it, and a digest of its settings (run_note.py)."""
 
 
 def witness(

@@ -20,6 +20,7 @@ def test_elastic_runs_have_a_digest_behind_their_name() -> None:
     assert elastic_runs(seen, None) == ["a/b/89abcdef", RUN, OTHER]
     assert elastic_runs(seen, "train.py") == [RUN, OTHER]
     assert elastic_runs(seen, "a/b") == ["a/b/89abcdef"]
+    assert elastic_runs([*seen, *views(f"{RUN}#skip")], "train.py") == [RUN, f"{RUN}#skip", OTHER]
     assert (
         elastic_runs([PeerView(peer="w.1", run=RUN, slots=0), PeerView(peer="me", run=RUN, is_self=True)], None) == []
     )

@@ -92,8 +92,13 @@ class Setup:
     @property
     def vote_scope(self) -> str:
         """The prefix of this run's files of durable votes: a run is bound by the votes of its own processes, not by
-        those of another run."""
+        those of another run. What follows the digest in the name of an elastic run may change when it is started again
+        (run_note.py), and the votes bind all the same: otherwise half of the machines could continue without the
+        rest."""
         network, run = self.network_id.hex(), self.config.run
+        if self.config.elastic:
+            name, _, digest = run.rpartition("/")
+            run = f"{name}/{digest.partition('#')[0]}"
         return f"{network}.{sha256(run.encode()).hexdigest()[:16]}" if run else network
 
     @property

@@ -85,7 +85,8 @@ class TelemetrySender:
         except ProtocolError:
             return
         trace = self._traces.trace_of(asked.rank)
-        if trace is not None and self._watchers.may_log(peer, clock()):
+        if trace is not None and self._watchers.may_log(peer, asked.rank, clock()):
             part = next_part(trace, asked)
             if part is not None:
+                self._watchers.logged(peer, asked.rank, clock())
                 self._send(LOG, watching.encode(part), peer)

@@ -15,6 +15,8 @@ from ringfort.training.elastic.state_tree import Manifest
 TOPIC: Final = "elastic run"
 _ROOM: Final = MAX_NOTE_BYTES - 2048
 """Bytes of a note for the shapes of the state. Of a larger state the first ones are told."""
+_USUAL: Final = "error"
+"""The default of `nonfinite`."""
 _Text = Annotated[str, msgspec.Meta(max_length=512)]
 _Number = Annotated[int, msgspec.Meta(ge=-1, lt=2**62)]
 
@@ -24,8 +26,8 @@ class RunNote(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     name: _Text
     run: _Text
-    """The name with a digest of the data, of `nonfinite` and of the shapes of the state: only programs with the same
-    train together."""
+    """The name with a digest of the data and of the shapes of the state, and `nonfinite` if that is not the default:
+    only programs with the same train together."""
     data: Annotated[dict[_Text, _Text], msgspec.Meta(max_length=16)]
     leaves: _Number
     """The number of arrays and values in the state."""
@@ -48,10 +50,13 @@ _decoder: msgspec.msgpack.Decoder[RunNote] = msgspec.msgpack.Decoder(RunNote)
 
 def note_of(name: str, data: Data, nonfinite: str, manifest: Manifest, machine: str) -> RunNote:
     """Return the note of a program that is in no branch yet. `nonfinite` is what it does with infinite gradients: all
-    members must do the same. (Checkpoints do not depend on it: a run may be started again with another choice.)"""
+    members must do the same. (Checkpoints and votes do not depend on it: a run may be started again with another
+    choice. So it is no part of the digest: see `Setup.vote_scope`.)"""
     settings = {**data.settings, "nonfinite": nonfinite}
     shapes = manifest.leaves()
-    digest = blake2b(f"{settings} {sorted(shapes.items())}".encode(), digest_size=4).hexdigest()
+    usual = {**settings, "nonfinite": _USUAL}
+    digest = blake2b(f"{usual} {sorted(shapes.items())}".encode(), digest_size=4).hexdigest()
+    run = f"{name}/{digest}" if nonfinite == _USUAL else f"{name}/{digest}#{nonfinite}"
     told, room = dict[str, str](), _ROOM
     for path in sorted(shapes):
         room -= len(path.encode()) + len(shapes[path].encode()) + 8
@@ -59,7 +64,7 @@ def note_of(name: str, data: Data, nonfinite: str, manifest: Manifest, machine: 
             break
         told[path] = shapes[path]
     words = {key: str(value)[:512] for key, value in settings.items()}  # a seed may be a large number
-    return RunNote(name, f"{name}/{digest}", words, len(shapes), told, machine[:512])
+    return RunNote(name, run, words, len(shapes), told, machine[:512])
 
 
 def at(note: RunNote, mark: Mark, *, is_answer: bool, is_copy: bool = False) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from ringfort.cluster.net.host import clock, host_id
@@ -11,6 +12,9 @@ from ringfort.errors import ConfigError, InvalidArgumentError, JoinCodeError
 from ringfort.identity.credentials import Credentials
 from ringfort.identity.keypair import NodeIdentity
 from ringfort.identity.namespace import NetworkNamespace
+from ringfort.training.elastic.dealing import Data
+from ringfort.training.elastic.run_note import note_of
+from ringfort.training.elastic.state_tree import StateTree
 
 
 def credentials() -> Credentials:
@@ -82,3 +86,14 @@ def test_runs_of_one_cluster_keep_their_votes_apart() -> None:
     assert none == ours.namespace.network_id.hex()
     assert len({none, one, other}) == 3
     assert all(scope.startswith(none) and scope.replace(".", "").isalnum() for scope in (one, other))
+
+
+def test_an_elastic_run_that_is_started_with_another_choice_is_bound_by_its_votes() -> None:
+    ours, manifest = credentials(), StateTree({"w": np.zeros(2)}).manifest()
+
+    def scope(nonfinite: str, batch: int = 4, name: str = "a#b/c") -> str:
+        run = note_of(name, Data(samples=8, batch=batch, microbatch=2), nonfinite, manifest, "attic").run
+        return Setup.make(AutoDiscoveryConfig(run=run, elastic=True), 1, ours).vote_scope
+
+    assert scope("error") == scope("skip")
+    assert len({scope("error"), scope("error", batch=8), scope("error", name="a#c/c")}) == 3
