@@ -27,6 +27,7 @@ class Rank:
     clock: float = 0.0
     """Seconds by which its clock is ahead."""
     is_alive: bool = True
+    is_finished: bool = False
     pid: int = 100
     role: str = ""
     numbers_from: int = 0
@@ -107,6 +108,7 @@ class SimulatedRun:
             total_steps=self._total,
             codec=self._compression,
             codec_seconds=self._codec_seconds,
+            is_finished=rank.is_finished,
         )
         totals = [
             sum(getattr(step, name) for step in steps) for name in ("seconds", "data", "exchange", "codec", "seal")

@@ -10,7 +10,7 @@ from rich.text import Text
 from ringfort.dashboard.drawing import GAP, cut, flow, line, shorten, width_of, wrap
 from ringfort.dashboard.scene import Scene
 from ringfort.dashboard.states import Notice, notices
-from ringfort.telemetry.view import RankView, RunView, Verdict
+from ringfort.telemetry.view import ENDED, RankView, RunView, Verdict
 from ringfort.telemetry.words import clean, clock, count, percent, uptime
 
 SENTENCE_LINES: Final = 3
@@ -20,7 +20,7 @@ NOTICE_LINES: Final = 5
 def run_name(view: RunView) -> str:
     """The program, the run, and where it is."""
     program, run = clean(view.program), clean(view.run)
-    living = [rank for rank in view.ranks if rank.state != "lost"]
+    living = [rank for rank in view.ranks if rank.state not in ENDED]
     seen = (
         f"{len(living)} of {view.world_size} ranks" if view.world_size > len(living) else _plural(len(living), "rank")
     )

@@ -34,6 +34,8 @@ class Ended(Frame, frozen=True, tag=2):
 
     host: str
     pid: int
+    left: bool = False
+    """Whether its peer has said goodbye before."""
 
 
 class Unreadable(Frame, frozen=True, tag=3):
@@ -81,8 +83,8 @@ class Known:
         match frame:
             case Reported(report=report):
                 self.history.take(report, at)
-            case Ended(host=host, pid=pid):
-                self.history.lost(host, pid)
+            case Ended(host=host, pid=pid, left=left):
+                self.history.lost(host, pid, left=left)
             case Unreadable(host=host, name=name):
                 self.history.nonsense(host, name)
             case Linked(links=links):

@@ -36,6 +36,7 @@ DETAIL_LINES: Final = 2
 
 INSTEAD: Final = {
     "lost": "lost: its process has ended",
+    "ended": "ended: its program has finished",
     "nonsense": "cannot be understood; compare versions",
     "silent": "silent",
 }
@@ -60,7 +61,8 @@ def row(rank: RankView, longest: float, name_width: int, width: int, signs: Sign
     room = width - width_of(before) - sum(width_of(text) + len(GAP) for text in after)
     if rank.state in INSTEAD:
         heard = f" for {uptime(rank.heard)}" if rank.state == "silent" else ""
-        return line((before, style), (cut(INSTEAD[rank.state] + heard, room, signs), "bold bright_red"))
+        colour = "dim" if rank.state == "ended" else "bold bright_red"
+        return line((before, style), (cut(INSTEAD[rank.state] + heard, room, signs), colour))
     bar = split_bar(rank.split, longest, room, signs)
     bar.pad_right(max(0, room - bar.cell_len))
     return line((before, style)).append_text(bar).append("".join(GAP + text for text in after), style)

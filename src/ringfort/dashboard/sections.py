@@ -8,7 +8,7 @@ from typing import Final
 from rich.text import Text
 
 from ringfort.dashboard.drawing import GAP, Signs, chop, cut, fit, line, meter, share, sparkline, width_of
-from ringfort.telemetry.view import Curve, LinkView, RankView, RunView, ShownEvent
+from ringfort.telemetry.view import ENDED, Curve, LinkView, RankView, RunView, ShownEvent
 from ringfort.telemetry.words import (
     clean,
     clean_output,
@@ -38,7 +38,7 @@ def names(ranks: Sequence[RankView]) -> dict[str, str]:
 
 def link_section(view: RunView, width: int, height: int | None, signs: Signs) -> list[Text]:
     """The links, the busiest first: which machines, how much is used of what was measured, and the round trip."""
-    known = names([rank for rank in view.ranks if rank.state != "lost"])
+    known = names([rank for rank in view.ranks if rank.state not in ENDED])
     links = [link for link in view.links if link.source in known and link.target in known]
     if not links:
         return []
@@ -77,7 +77,7 @@ def machine_section(view: RunView, width: int, height: int | None, signs: Signs,
     room for all, the machine `first` is among those that are shown."""
     vitals: dict[str, dict[str, float]] = {}
     for rank in view.ranks:
-        if rank.vitals and rank.state != "lost":
+        if rank.vitals and rank.state not in ENDED:
             vitals.setdefault(rank.host or rank.name, rank.vitals)
     if not vitals:
         return []

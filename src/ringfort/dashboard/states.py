@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 from msgspec.structs import replace
 
 from ringfort.dashboard.playback import Played
-from ringfort.telemetry.view import RankView, RunView
+from ringfort.telemetry.view import ENDED, RankView, RunView
 from ringfort.telemetry.words import clean, uptime
 
 PATIENCE: Final = 5.0
@@ -32,8 +32,8 @@ class Notice(NamedTuple):
 
 def without_replaced(view: RunView) -> RunView:
     """Return the view without processes that have ended and whose rank another process has now."""
-    taken = {rank.rank for rank in view.ranks if rank.state != "lost"}
-    return replace(view, ranks=tuple(rank for rank in view.ranks if rank.state != "lost" or rank.rank not in taken))
+    taken = {rank.rank for rank in view.ranks if rank.state not in ENDED}
+    return replace(view, ranks=tuple(rank for rank in view.ranks if rank.state not in ENDED or rank.rank not in taken))
 
 
 def notices(view: RunView, failure: str = "", played: Played | None = None) -> list[Notice]:

@@ -20,7 +20,7 @@ from ringfort.telemetry.history import History
 from ringfort.telemetry.records import Header
 from ringfort.telemetry.report import Report
 from ringfort.telemetry.trace_set import TraceSet
-from ringfort.telemetry.view import RankView, RunView
+from ringfort.telemetry.view import ENDED, RankView, RunView
 
 UPDATE_SECONDS: Final = 0.5
 """Between two changes of the line: figures that change faster cannot be read."""
@@ -78,7 +78,7 @@ class StatusLine:
 
 def status_text(view: RunView, world_size: int, loss: float | None = None) -> str:
     """Return the line for the ranks of this machine, of `world_size` in the run; empty if none has made a step."""
-    ranks = [rank for rank in view.ranks if rank.state not in ("lost", "nonsense")]
+    ranks = [rank for rank in view.ranks if rank.state not in (*ENDED, "nonsense")]
     step, verdict = max((rank.step for rank in ranks), default=0), view.verdict
     if not step:
         return ""

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Final
 
-from ringfort.telemetry.view import Curve, RankView, RunView, ShownEvent, ShownStep, Split
+from ringfort.telemetry.view import ENDED, Curve, RankView, RunView, ShownEvent, ShownStep, Split
 
 PHASES: Final = ("data", "compute", "codec", "waiting", "wire", "seal")
 """In the order in which they are drawn."""
-_STEPLESS: Final = ("lost", "learner")
+_STEPLESS: Final = (*ENDED, "learner")
 """States of ranks that make no steps."""
 
 TraceEvent = dict[str, Any]

@@ -7,14 +7,15 @@ its arrival: clocks differ by any amount, and a report is never earlier than it 
 from __future__ import annotations
 
 import time
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable
 from typing import Final
 
 from ringfort.telemetry.curves import Points
+from ringfort.telemetry.event_log import EventLog, Teller
 from ringfort.telemetry.link_use import links_in_use
 from ringfort.telemetry.rank_history import FORGOTTEN, RankHistory, wire_of
-from ringfort.telemetry.records import Event, Step
+from ringfort.telemetry.records import Step
 from ringfort.telemetry.report import Report
 from ringfort.telemetry.step_model import RATIOS
 from ringfort.telemetry.verdict import judge, why_nothing
@@ -23,10 +24,7 @@ from ringfort.telemetry.view import LinkView, RankView, RunView, ShownEvent, Sho
 MAX_RUNS: Final = 16
 MAX_RANKS: Final = 256
 """Processes of one run, those that have ended included."""
-MAX_EVENTS: Final = 200
 MAX_CURVES: Final = 32
-SAME_EVENT: Final = 5.0
-"""Seconds within which the same event, told by several ranks, is shown once."""
 TELLER_IS_GONE: Final = 10.0
 """Seconds after which another rank tells the values of a curve."""
 SAMPLES: Final = "samples/s"
@@ -39,7 +37,7 @@ class _Run:
     def __init__(self, name: str) -> None:
         self.name = name
         self.ranks: OrderedDict[str, RankHistory] = OrderedDict()
-        self.events: deque[ShownEvent] = deque(maxlen=MAX_EVENTS)
+        self.events = EventLog()
         self.curves: dict[str, Points] = {}
         self.heard_at = 0.0
         self._tellers: dict[str, tuple[int, float]] = {}
@@ -48,13 +46,14 @@ class _Run:
         self._samples = 0
         self._steps: dict[str, int] = {}
 
-    def add_event(self, event: ShownEvent) -> None:
-        for other in reversed(self.events):
-            if event.at - other.at > SAME_EVENT:
-                break
-            if (other.kind, other.text) == (event.kind, event.text):
-                return
-        self.events.append(event)
+    def tell(self, rank: RankHistory, now: float, kind: str, text: str) -> None:
+        """Add an event about a rank."""
+        self.events.add(ShownEvent(now, kind, text, rank.name, rank.rank), Teller(rank.host, rank.key))
+
+    @property
+    def hosts(self) -> set[str]:
+        """The machines that report it."""
+        return {rank.host for rank in self.ranks.values()}
 
     def count(self, key: str, report: Report, received_at: float) -> None:
         """Add to the throughput of this second."""
@@ -109,7 +108,7 @@ class History:
         """Take a report, from any source."""
         now = self._clock() if received_at is None else received_at
         key = self.rank_key(report.host, report.header.pid)
-        run = self._run(report.header.run_name)
+        run = self._run(report.header.run_name, report.host)
         known = run.ranks.get(key)
         if known is None or known.started != report.header.started:
             known = self._new_rank(run, key, report, now)
@@ -125,40 +124,47 @@ class History:
                 if run.is_told_by(name, report.header.rank, now):
                     run.points(name).add(values.at + offset, values.step, value)
         for event in report.events:
-            run.add_event(_shown(event, offset, report))
+            run.tell(known, event.at + offset, event.kind, event.text)
         if report.dropped:
-            text = f"{report.dropped} more events in this second were not shown"
-            run.add_event(ShownEvent(now, "dropped", text, report.name, report.header.rank))
-        if was_alive and not report.is_alive:
-            run.add_event(ShownEvent(now, "lost", f"{known.title} has ended", report.name, report.header.rank))
+            run.tell(known, now, "dropped", f"{report.dropped} more events in this second were not shown")
+        if was_alive and not known.is_alive:
+            run.tell(known, now, known.end, f"{known.title} has ended")
 
     def _new_rank(self, run: _Run, key: str, report: Report, now: float) -> RankHistory:
         rank = run.ranks[key] = RankHistory(key, report, now)
         run.ranks.move_to_end(key)
         if report.is_alive and now - run.heard_at < FORGOTTEN and run.heard_at:
-            run.add_event(ShownEvent(now, "joined", f"{rank.title} is here", report.name, report.header.rank))
+            run.tell(rank, now, "joined", f"{rank.title} is here")
         while len(run.ranks) > MAX_RANKS:
-            over = next((key for key, one in run.ranks.items() if not one.is_alive), next(iter(run.ranks)))
-            del run.ranks[over]
+            del run.ranks[_one_too_many(run, key)]
         return rank
 
-    def _run(self, name: str) -> _Run:
+    def _run(self, name: str, host: str) -> _Run:
         run = self._runs.get(name)
         if run is None:
+            while len(self._runs) >= MAX_RUNS:
+                del self._runs[self._run_too_many(host)]
             run = self._runs[name] = _Run(name)
-            while len(self._runs) > MAX_RUNS:
-                oldest = min(self._runs.values(), key=lambda one: one.heard_at if one is not run else float("inf"))
-                del self._runs[oldest.name]
         return run
 
-    def lost(self, host: str, pid: int) -> None:
-        """A process is known to have ended."""
+    def _run_too_many(self, host: str) -> str:
+        """The run that makes room for another one of `host`. A machine that reports many runs which nobody else takes
+        part in loses one of its own."""
+        alone = {name: hosts.pop() for name, one in self._runs.items() if len(hosts := one.hosts) == 1}
+        counts = Counter(alone.values())
+        counts[host] += 1
+        most = max(counts, key=counts.__getitem__)
+        names = [name for name, one in alone.items() if one == most] if counts[most] > 1 else list(self._runs)
+        return min(names or self._runs, key=lambda name: self._runs[name].heard_at)
+
+    def lost(self, host: str, pid: int, *, left: bool = False) -> None:
+        """A process is known to have ended; `left` if it has said goodbye before."""
         now = self._clock()
         for run in self._runs.values():
             rank = run.ranks.get(self.rank_key(host, pid))
             if rank is not None and rank.is_alive:
-                rank.is_alive = False
-                run.add_event(ShownEvent(now, "lost", f"{rank.title} has ended", rank.name, rank.rank))
+                rank.is_alive, rank.is_finished = False, left
+                run.tell(rank, now, rank.end, f"{rank.title} has ended")
 
     def nonsense(self, host: str, name: str) -> None:
         """A machine sends what cannot be understood."""
@@ -176,7 +182,7 @@ class History:
         """Add something that the viewer has noticed itself; to all runs, or to one."""
         for one in self._runs.values():
             if run is None or one.name == run:
-                one.add_event(event)
+                one.events.add(event)
 
     # --- views ----------------------------------------------------------------------------------------------------
 
@@ -202,7 +208,7 @@ class History:
             self._verdict(chosen, training, views, links),
             views,
             links,
-            tuple(chosen.events),
+            chosen.events.all(),
             tuple(points.curve(name) for name, points in chosen.curves.items() if len(points)),
             {rank.rank: _timeline(rank, wires, least) for rank in shown if rank.rank >= 0 and rank.is_alive},
             names,
@@ -260,8 +266,13 @@ def _speed_up(ranks: list[RankView], samples: float) -> float | None:
     return together / max(speeds)
 
 
-def _shown(event: Event, offset: float, report: Report) -> ShownEvent:
-    return ShownEvent(event.at + offset, event.kind, event.text, report.name, report.header.rank)
+def _one_too_many(run: _Run, newest: str) -> str:
+    """The process that makes room for `newest`: of the machine with the most of them, one that has ended, or else the
+    one that was not heard of for longest."""
+    counts = Counter(rank.host for rank in run.ranks.values())
+    most = max(counts, key=counts.__getitem__)
+    candidates = [rank for key, rank in run.ranks.items() if rank.host == most and key != newest]
+    return min(candidates or run.ranks.values(), key=lambda rank: (rank.is_alive, rank.heard_at)).key
 
 
 def _timeline(rank: RankHistory, wires: dict[int, float], least: float) -> tuple[ShownStep, ...]:

@@ -32,6 +32,8 @@ class RankHistory:
         self.host, self.name = report.host, report.name
         self.pid, self.started = report.header.pid, report.header.started
         self.is_alive = report.is_alive
+        self.is_finished = report.header.is_finished
+        """Whether it ended as programs should."""
         self.is_nonsense = False
         self.offset = now - report.now
         """Seconds to add to its clock."""
@@ -53,6 +55,7 @@ class RankHistory:
         self._heard_at = now
         if self.is_alive:
             self._ended_at = now
+        self.is_finished = report.header.is_finished or (self.is_finished and not report.is_alive)
         self.is_alive, self.is_nonsense = report.is_alive, False
         if report.sums.steps:
             self._stepped_at = now
@@ -110,6 +113,16 @@ class RankHistory:
         return [self.by_number[number] for number in self._numbers]
 
     @property
+    def heard_at(self) -> float:
+        """When it was last heard of."""
+        return self._heard_at
+
+    @property
+    def end(self) -> str:
+        """How it has ended, if it has: as in `RankView.state`."""
+        return "ended" if self.is_finished else "lost"
+
+    @property
     def title(self) -> str:
         """What to call it in an event."""
         rank = f"rank {self.rank}" if self.rank >= 0 else "a process"
@@ -120,7 +133,7 @@ class RankHistory:
         if self.is_nonsense:
             return "nonsense"
         if not self.is_alive:
-            return "lost"
+            return self.end
         if now - self._heard_at > SILENT:
             return "silent"
         if self._about.header.role == "learner":

@@ -108,6 +108,8 @@ class Header(msgspec.Struct, frozen=True):
     """Bytes of the gradients of a step before compression, if known."""
     codec_seconds: Annotated[dict[Name, Seconds], Meta(max_length=8)] = {}
     """By codec: the seconds that this rank would need for `gradient_bytes`, if it has measured that."""
+    is_finished: bool = False
+    """Whether the process has ended as programs should. Without it, one that has ended was killed or has failed."""
 
     @property
     def run_name(self) -> str:

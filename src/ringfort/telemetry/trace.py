@@ -129,8 +129,13 @@ class Trace:
                 action(self._writer)
 
     def close(self) -> None:
-        """Remove the trace. Idempotent."""
+        """Remove the trace, with a mark for those who read it now that the process has finished, unless an exception
+        has ended it. Idempotent."""
         with self._lock:
+            # In a notebook or at a prompt an exception ends nothing.
+            if hasattr(sys, "ps1") or not isinstance(getattr(sys, "last_value", None), Exception):
+                self._header = header = msgspec.structs.replace(self._header, is_finished=True)
+                self._write(lambda writer: writer.describe(header))
             writer, self._writer, self._is_off = self._writer, None, True
             if writer is not None:
                 with suppress(OSError):

@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 
 from ringfort.telemetry.rank_names import RankNames, listed
 from ringfort.telemetry.step_model import LATE, RATIOS, StepModel, slowest_link, work
-from ringfort.telemetry.view import LinkView, RankView
+from ringfort.telemetry.view import ENDED, LinkView, RankView
 
 WORTH: Final = 0.1
 """The smallest part of a step that is called a cause."""
@@ -223,9 +223,9 @@ def why_nothing(ranks: Sequence[RankView]) -> str:
     if not ranks:
         return "No rank has been seen yet."
     states = {rank.state for rank in ranks}
-    if states == {"lost"}:
+    if states <= set(ENDED):
         return "All ranks have ended."
-    if "silent" in states and not states - {"silent", "lost"}:
+    if "silent" in states and not states - {"silent", *ENDED}:
         return "Nothing has been heard of this run for a while."
     names = RankNames(ranks)
     silent = [rank for rank in ranks if rank.state == "silent"]
@@ -234,7 +234,7 @@ def why_nothing(ranks: Sequence[RankView]) -> str:
         return f"All wait: nothing has been heard of {listed(names.titles(silent))} for {heard:.0f} s."
     if "paused" not in states:
         return "No step has been seen yet."
-    lost = [rank for rank in ranks if rank.state == "lost"]
+    lost = [rank for rank in ranks if rank.state in ENDED]
     ended = f" {listed(names.titles(lost))} {'has' if len(lost) == 1 else 'have'} ended." if lost else ""
     return f"Paused: no rank has made a step for a while.{ended}"
 

@@ -13,6 +13,10 @@ WINDOW: Final = 10.0
 """Seconds over which a view takes means."""
 
 
+ENDED: Final = ("lost", "ended")
+"""States of processes that do not run any more."""
+
+
 class Split(msgspec.Struct, frozen=True):
     """Where the time of a step goes."""
 
@@ -57,7 +61,8 @@ class RankView(msgspec.Struct, frozen=True):
     """Identifies its machine: ranks of one machine have the same."""
     state: str = "training"
     """training, learner (it copies the state and does not count yet), paused (no step for a while), silent (nothing
-    was heard for a while), lost (its process has ended), nonsense (what it sends cannot be understood)."""
+    was heard for a while), ended (its process has finished), lost (its process was killed or has failed), nonsense
+    (what it sends cannot be understood)."""
     pid: int = 0
     step: int = 0
     split: Split = Split()

@@ -5,8 +5,10 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from ringfort.dashboard.states import notices
 from ringfort.telemetry.curves import MAX_POINTS, Points
-from ringfort.telemetry.history import MAX_EVENTS
+from ringfort.telemetry.event_log import MAX_EVENTS
+from ringfort.telemetry.history import MAX_RANKS, MAX_RUNS
 from ringfort.telemetry.records import Event, Step, Values
 from ringfort.telemetry.view import LinkView, ShownEvent
 from tests.helpers.telemetry import Rank, SimulatedRun, size_of
@@ -142,6 +144,65 @@ def test_a_rank_that_dies_is_lost_and_its_successor_takes_its_place() -> None:
     assert [(event.kind, event.name) for event in view.events][-1] == ("joined", "laptop")
     assert sorted(rank.state for rank in view.ranks) == ["lost", "training", "training"]
     assert len(run.advance(30).ranks) == 2
+
+
+def test_a_rank_that_has_finished_is_not_lost() -> None:
+    ranks = [Rank("study"), Rank("laptop")]
+    run = SimulatedRun(ranks)
+    run.advance(10)
+    ranks[1].is_alive, ranks[1].is_finished = False, True
+    view = run.advance(2)
+    assert [rank.state for rank in view.ranks] == ["training", "ended"]
+    assert [(event.kind, event.text) for event in view.events][-1] == ("ended", "rank 1 on laptop has ended")
+    assert notices(view) == []
+    ranks[0].is_alive, ranks[0].is_finished = False, True
+    view = run.advance(2)
+    assert view.verdict.sentence == "All ranks have ended."
+    assert not any(event.kind == "lost" for event in view.events)
+
+
+def test_a_machine_that_invents_runs_pushes_out_its_own() -> None:
+    run = SimulatedRun([Rank("study"), Rank("laptop")], run="real")
+    run.advance(10)
+    alone = SimulatedRun([Rank("attic")], run="alone")
+    run.history.take(alone.report(alone.ranks[0], []), run.now)
+    for number in range(10 * MAX_RUNS):
+        run.now += 0.05
+        liar = SimulatedRun([Rank("liar")], run=f"run {number}")
+        run.history.take(liar.report(liar.ranks[0], []), run.now)
+    names = run.view().runs
+    assert len(names) == MAX_RUNS
+    assert {"real", "alone", f"run {number}"} <= set(names)
+    assert len(run.history.view("real").curves[0].at) > 5
+
+
+def test_a_machine_that_invents_processes_pushes_out_its_own() -> None:
+    run = SimulatedRun([Rank("study"), Rank("laptop")])
+    run.advance(10)
+    liar = Rank("liar")
+    run.ranks.append(liar)
+    for pid in range(1000, 1000 + 3 * MAX_RANKS):
+        run.now += 0.001
+        liar.pid = pid
+        run.history.take(run.report(liar, []))
+    view = run.view()
+    assert [rank.state for rank in view.ranks[:2]] == ["training", "training"]
+    assert len(view.ranks) == MAX_RANKS
+    assert {event.name for event in view.events} > {"liar"}  # nor does it push out the events of others
+
+
+@pytest.mark.parametrize("flooding", ["laptop", "study"])
+def test_a_flood_of_events_of_one_rank_does_not_hide_the_loss_of_another(flooding: str) -> None:
+    run = SimulatedRun([Rank("study"), Rank(flooding, host=flooding)])
+    run.advance(2)
+    run.history.take(run.report(run.ranks[0], [], [Event(run.now, "lost", "attic is gone")]))
+    for number in range(5000):
+        run.now += 0.01
+        run.history.take(run.report(run.ranks[1], [], [Event(run.now, "flood", str(number))]))
+    events = run.view().events
+    assert len(events) == MAX_EVENTS
+    assert ("lost", "attic is gone") in [(event.kind, event.text) for event in events]
+    assert events[-1].text == "4999"
 
 
 def test_a_silent_machine_and_one_without_steps_are_told_apart() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -142,6 +144,31 @@ def test_names_that_become_the_same_when_cut_are_told_once(trace: Trace, caplog:
     assert f"{long}two" in warning
     trace.show({f"{long[:30]}{number}{'x' * 30}": 1.0 for number in range(1000)})
     assert len(trace._cut_names) <= 64
+
+
+@pytest.mark.parametrize(
+    ("program", "is_finished"),
+    [("pass", True), ("raise SystemExit", True), ("raise RuntimeError", False), ("os._exit(0)", False)],
+)
+def test_a_process_that_ends_says_whether_it_has_finished(tmp_path: Path, program: str, is_finished: bool) -> None:
+    code = f"""
+import os
+from ringfort.telemetry.trace import own_trace
+own_trace().describe(rank=0)
+print(flush=True)
+input()
+{program}
+"""
+    environment = {**os.environ, "RINGFORT_TELEMETRY": str(tmp_path)}
+    command, pipe = [sys.executable, "-c", code], subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, env=environment) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        reader = TraceReader(tmp_path / f"{process.pid}.trace")
+        assert reader.is_alive()
+        process.communicate(b"\n")
+    assert not reader.is_alive()
+    assert reader.header().is_finished == is_finished
 
 
 def test_the_file_goes_with_the_trace(trace: Trace) -> None:

@@ -2,7 +2,7 @@
 
 import { byId, keep, make, makeSvg, setAttribute, setText } from "./dom.js";
 import { bits, bitsOf, brief, isNumber, percent, ranges } from "./format.js";
-import { blame } from "./ranks.js";
+import { blame, isRunning } from "./ranks.js";
 
 const PIPE = 9;
 const FULL = 0.8; // The part of a link from which on it is called full.
@@ -52,7 +52,7 @@ export function machinesOf(state) {
     if (!machines.has(host)) machines.set(host, { host, name: rank.name || "unknown", ranks: [], vitals: {} });
     const machine = machines.get(host);
     machine.ranks.push(rank);
-    if (rank.state !== "lost") machine.vitals = rank.vitals;
+    if (isRunning(rank)) machine.vitals = rank.vitals;
   }
   return [...machines.values()];
 }

@@ -6,15 +6,17 @@ import { PHASES } from "./phases.js";
 
 export const STATES = {
   training: "", learner: "copies the state", paused: "paused", silent: "silent", lost: "lost",
-  nonsense: "sends nonsense",
+  ended: "ended", nonsense: "sends nonsense",
 };
+
+export const isRunning = (rank) => rank.state !== "lost" && rank.state !== "ended";
 
 /** What to call a rank. */
 export const rankName = (rank) => (rank.rank < 0 ? "?" : String(rank.rank));
 
 /** Whether the verdict names a rank: by its machine or, where there is only one machine, by its number. */
 export function isCulprit(rank, { culprit }) {
-  return Boolean(culprit) && rank.state !== "lost" && (rank.name === culprit || `rank ${rank.rank}` === culprit);
+  return Boolean(culprit) && isRunning(rank) && (rank.name === culprit || `rank ${rank.rank}` === culprit);
 }
 
 /** What the verdict says of the culprit. */

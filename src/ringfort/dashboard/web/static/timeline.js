@@ -3,6 +3,7 @@
 import { byId, setText } from "./dom.js";
 import { brief, count, percent } from "./format.js";
 import { fillOf, lengthOf, PHASES, secondsOf } from "./phases.js";
+import { isRunning } from "./ranks.js";
 import { colour, onTheme } from "./theme.js";
 
 const AXIS = 24;
@@ -42,7 +43,7 @@ export function startTimeline() {
 export function showTimeline(state) {
   latest = state;
   const most = Number(byId("timeline-steps").value);
-  const names = new Map(state.ranks.filter(({ state }) => state !== "lost").map(({ rank, name }) => [rank, name]));
+  const names = new Map(state.ranks.filter(isRunning).map(({ rank, name }) => [rank, name]));
   rows = Object.keys(state.timeline)
     .map(Number)
     .sort((a, b) => a - b)
