@@ -29,7 +29,7 @@ RATE: Final = 20.0
 BURST: Final = 40.0
 """Notes of a peer that may come at once."""
 MAX_PROCESSES: Final = 512
-"""Of one peer. More are ignored."""
+"""Of one peer. More are ignored, unless some of these have ended."""
 AGAIN: Final = 60.0
 """Seconds before it is said again that a peer sends too much."""
 GONE: Final = 10.0
@@ -55,6 +55,14 @@ class _Process:
     run: str
     first: float
     """When it was first seen."""
+    latest: float
+    """When it last reported."""
+    is_alive: bool = True
+
+    @property
+    def order(self) -> tuple[bool, float]:
+        """The larger, the rather it is the process that has its rank now."""
+        return self.is_alive, self.latest
 
 
 @dataclass
@@ -76,6 +84,20 @@ class _Peer:
     def is_shown(self) -> bool:
         """Whether it trains, or votes in a run: it is not a viewer."""
         return self.role != "observer"
+
+    def process_of(self, rank: int, run: str | None = None) -> _Process | None:
+        """The newest process with a rank, of a run or of any."""
+        found = (one for one in self.processes.values() if one.rank == rank and run in (None, one.run))
+        return max(found, key=lambda one: one.order, default=None)
+
+    def has_room(self) -> bool:
+        """Whether one more process can be remembered. Of those that have ended, the oldest is forgotten for it."""
+        if len(self.processes) < MAX_PROCESSES:
+            return True
+        ended = [(one.latest, pid) for pid, one in self.processes.items() if not one.is_alive]
+        if ended:
+            del self.processes[min(ended)[1]]
+        return bool(ended)
 
     def may_send(self, now: float) -> bool:
         self.credit = min(BURST, self.credit + RATE * max(0.0, now - self.credit_at))
@@ -140,7 +162,8 @@ class Intake:
             case Noted(peer=peer, topic=topic, body=body):
                 self._take_note(peer, topic, body, now)
             case PeerLost(peer=peer, why=why):
-                self._take_loss(event, f"{self._name(peer)} is {'gone' if event.died else 'out of reach'}: {why}", now)
+                how = "has left" if event.left else "is gone" if event.died else "is out of reach"
+                self._take_loss(event, f"{self._name(peer)} {how}: {why}", now)
             case Misbehaved(peer=peer, why=why):
                 self._say("refused", f"{self._name(peer)} was refused: {why}", now)
             case CloneFound() | OtherClusters():
@@ -153,10 +176,10 @@ class Intake:
         if peer is None:
             return
         if peer.is_shown:
-            self._say("lost", text, now)
-        for pid in peer.processes if event.died or event.left else ():
-            if not self._is_local(peer, pid):
-                self._feed(Ended(peer.host, pid), now)
+            self._say("left" if event.left else "lost", text, now)
+        for pid, process in peer.processes.items() if event.died or event.left else ():
+            if process.is_alive and not self._is_local(peer, pid):
+                self._feed(Ended(peer.host, pid, event.left), now)
 
     def _take_note(self, peer_id: str, topic: str, body: bytes, now: float) -> None:
         peer = (self._peers or {}).get(peer_id)
@@ -172,28 +195,31 @@ class Intake:
                 self._take_report(peer, _checked(decode(body)), now)
             elif topic == LOG:
                 part = decode_part(body)
-                run = next((p.run for p in peer.processes.values() if p.rank == part.rank), None)
-                if run is not None and (run, part.rank) in self.wanted:
-                    self._feed(Printed(run, part), now)
+                found = peer.process_of(part.rank)
+                if found is not None and (found.run, part.rank) in self.wanted:
+                    self._feed(Printed(found.run, part), now)
         except ProtocolError:
             self._feed(Unreadable(peer.host, peer.name), now)
 
     def _take_report(self, peer: _Peer, report: Report, now: float) -> None:
         header = report.header
         first = peer.processes[header.pid].first if header.pid in peer.processes else now
-        if len(peer.processes) >= MAX_PROCESSES and header.pid not in peer.processes:
+        if header.pid not in peer.processes and not peer.has_room():
             return
-        peer.processes[header.pid] = _Process(header.rank, header.run_name, first)
+        peer.processes[header.pid] = _Process(header.rank, header.run_name, first, now, report.is_alive)
         if self._is_local(peer, header.pid) or (peer.host == self.host and now - first < LOCAL_FIRST):
             return
         self._feed(Reported(msgspec.structs.replace(report, host=peer.host, name=peer.name)), now)
 
     def peer_of(self, run: str, rank: int) -> str | None:
-        """Return the peer that reports a rank."""
-        for peer_id, peer in (self._peers or {}).items():
-            if any((one.run, one.rank) == (run, rank) for one in peer.processes.values()):
-                return peer_id
-        return None
+        """Return the peer that reports a rank: of several, the one whose process lives, and was heard of last. A rank
+        may have moved to another machine."""
+        found = [
+            (process.order, peer_id)
+            for peer_id, peer in (self._peers or {}).items()
+            if (process := peer.process_of(rank, run)) is not None
+        ]
+        return max(found)[1] if found else None
 
     @property
     def peers(self) -> int:

@@ -31,7 +31,7 @@ from ringfort.telemetry.rank_logs import next_part
 from ringfort.telemetry.trace_set import TraceSet
 from ringfort.telemetry.view import LinkView, RunView
 from ringfort.telemetry.vitals import Vitals
-from ringfort.telemetry.watching import LOGS, RENEW_EVERY, REPORT_EVERY, WATCH
+from ringfort.telemetry.watching import LOGS, MAX_LOGS, RENEW_EVERY, REPORT_EVERY, WATCH
 from ringfort.transport.locks import Thread
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ LINKS_EVERY: Final = 5.0
 """Seconds between two looks at the links between machines: they are measured when machines meet."""
 ASKED: Final = 5.0
 """Seconds for which the output of a rank is fetched after it was asked for."""
-MAX_ASKED: Final = 4
+MAX_ASKED: Final = MAX_LOGS
 """Ranks whose output is fetched at the same time."""
 MAX_PARTS: Final = 40
 """Parts of the output of a rank of this machine that are read at once: all there is."""
@@ -226,7 +226,9 @@ class LiveSource:
             wanted = sorted(self._asked, key=self._asked.__getitem__)[-MAX_ASKED:]
             self._intake.wanted = frozenset(wanted)
             for run, rank in wanted:
-                trace = self._traces.trace_of(rank, run)
+                # A rank that ended here may live on another machine.
+                is_there = self._intake.peer_of(run, rank) is not None
+                trace = self._traces.trace_of(rank, run, ended=not is_there)
                 if trace is not None:
                     self._read_output(trace, run, rank, now)
 
@@ -253,7 +255,8 @@ class LiveSource:
             asked = [
                 (peer, self._known.output(run, rank).request(rank))
                 for run, rank in self._intake.wanted
-                if self._traces.trace_of(rank, run) is None and (peer := self._intake.peer_of(run, rank)) is not None
+                if self._traces.trace_of(rank, run, ended=False) is None
+                and (peer := self._intake.peer_of(run, rank)) is not None
             ]
         for peer, request in asked:
             node.tell(LOGS, watching.encode(request), peer)

@@ -22,6 +22,8 @@ MAX_TRACES: Final = 256
 """Traces that are read at the same time."""
 ENDED: Final = 5.0
 """Seconds for which a process that has ended is reported: a note may be lost."""
+MAX_ENDED: Final = 64
+"""Processes that have ended whose output can still be found."""
 RECENT: Final = 60.0
 """Seconds. Of a process that had ended earlier when it was first seen, nothing is reported."""
 
@@ -49,6 +51,7 @@ class TraceSet:
         self._done: set[_File] = set()
         """Traces of which everything was reported. Some are still there."""
         self._headers: dict[_File, Header] = {}
+        """Of those that are reported, and the last ones that have ended: people want to read their output."""
         self._turn = 0
 
     def reports(self, vitals: Mapping[str, float] | None = None, limit: int = MAX_TRACES) -> list[Report]:
@@ -68,14 +71,14 @@ class TraceSet:
                     found.append(report)
             return found
 
-    def trace_of(self, rank: int, run: str | None = None) -> Path | None:
+    def trace_of(self, rank: int, run: str | None = None, *, ended: bool = True) -> Path | None:
         """Return the trace of a rank, of those that were reported; the newest if there are several. `run` is as
-        `Header.run_name`."""
+        `Header.run_name`. With `ended`, also of a process that ended a while ago."""
         with self._lock:
             found = [
-                (header.started, path)
-                for (path, _), header in self._headers.items()
-                if header.rank == rank and run in (None, header.run_name)
+                (header.started, file[0])
+                for file, header in self._headers.items()
+                if header.rank == rank and run in (None, header.run_name) and (ended or file in self._open)
             ]
         return max(found)[1] if found else None
 
@@ -85,6 +88,7 @@ class TraceSet:
             for file in list(self._open):
                 self._close(file)
             self._done.clear()
+            self._headers.clear()
 
     def _look(self) -> None:
         """Open the traces that are new."""
@@ -117,8 +121,14 @@ class TraceSet:
         return report
 
     def _finish(self, file: _File) -> None:
+        header = self._headers.get(file)
         self._close(file)
         self._done.add(file)
+        if header is not None:
+            self._headers[file] = header
+            ended = [one for one in self._headers if one not in self._open]
+            for one in ended[:-MAX_ENDED]:
+                del self._headers[one]
 
     def _close(self, file: _File) -> None:
         self._open.pop(file).reader.close()

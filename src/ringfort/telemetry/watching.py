@@ -30,10 +30,13 @@ RENEW_EVERY: Final = 2.0
 REPORT_EVERY: Final = 1.0
 """Seconds between two reports of one rank."""
 MAX_WATCHERS: Final = 8
-"""Viewers that a peer answers. Each costs up to 2 KB a second for each of its ranks."""
-MAX_REPORTS: Final = 16
+"""Viewers that a peer answers. Each costs up to 2 KB a second for each of its ranks, and as much for each rank whose
+output it shows."""
+MAX_REPORTS: Final = 13
 """Reports that a peer sends to one viewer in a second; more ranks take turns. A control link is closed for more than
 20 notes a second (`GOSSIP_RATE`)."""
+MAX_LOGS: Final = 4
+"""Ranks whose output a peer sends to one viewer in a second."""
 MAX_PART: Final = 1900
 """Bytes of output in one note."""
 
@@ -96,8 +99,8 @@ class Watchers:
     def __init__(self) -> None:
         self._until: dict[str, float] = {}
         """When the lease of each ends, by peer."""
-        self._logged: dict[str, float] = {}
-        """When each was last sent output of a rank."""
+        self._logged: dict[tuple[str, int], float] = {}
+        """When each was last sent output of each rank, in the last second."""
 
     def renew(self, peer: str, now: float) -> bool:
         """Take a watch of `peer`. Return False if there are too many viewers."""
@@ -110,13 +113,15 @@ class Watchers:
     def current(self, now: float) -> list[str]:
         """Return the peers that look now."""
         self._until = {peer: until for peer, until in self._until.items() if until > now}
-        self._logged = {peer: at for peer, at in self._logged.items() if peer in self._until}
         return list(self._until)
 
-    def may_log(self, peer: str, now: float) -> bool:
-        """Return whether `peer` may be sent output now, and count it: only a viewer, and once a second."""
+    def may_log(self, peer: str, rank: int, now: float) -> bool:
+        """Return whether `peer` may be sent output of a rank now: only a viewer, and once a second for each rank."""
         # A little less than a second: the clocks of both sides tick on their own.
-        if peer not in self.current(now) or now - self._logged.get(peer, -1.0) < 0.9 * REPORT_EVERY:
-            return False
-        self._logged[peer] = now
-        return True
+        self._logged = {key: at for key, at in self._logged.items() if 0 <= now - at < 0.9 * REPORT_EVERY}
+        is_viewer, ranks = peer in self.current(now), [rank for other, rank in self._logged if other == peer]
+        return is_viewer and rank not in ranks and len(ranks) < MAX_LOGS
+
+    def logged(self, peer: str, rank: int, now: float) -> None:
+        """Count output of a rank that was sent to `peer`."""
+        self._logged[peer, rank] = now

@@ -103,7 +103,35 @@ def test_a_loss_that_is_told_after_the_peer_has_vanished_still_ends_its_ranks(vi
     viewer.note("a.1", encode(report()))
     viewer.meet()
     viewer.intake.take_event(PeerLost("a.1", "it left", died=True, left=True), viewer.now)
-    assert viewer.take(Ended) == [Ended("a", 1)]
+    assert viewer.take(Ended) == [Ended("a", 1, left=True)]
+    assert viewer.states() == {0: "ended"}
+    assert viewer.events()[-1] == ("left", "a has left: it left")
+
+
+def test_a_rank_that_has_moved_is_that_of_its_new_machine(viewer: Viewer) -> None:
+    viewer.meet("a.1", "b.1")
+    viewer.note("a.1", encode(report(pid=1, rank=3)))
+    viewer.note("b.1", encode(report(pid=2, rank=3)))
+    viewer.now += 1
+    viewer.note("a.1", encode(report(pid=1, rank=3, is_alive=False)))
+    assert viewer.intake.peer_of("train.py", 3) == "b.1"
+    viewer.note("b.1", encode(report(pid=2, rank=3, is_alive=False)))
+    viewer.now += 1
+    viewer.note("a.1", encode(report(pid=5, rank=3)))  # it has come back, after another process that had ended
+    assert viewer.intake.peer_of("train.py", 3) == "a.1"
+    viewer.now += 1
+    viewer.note("a.1", encode(report(pid=5, rank=3, is_alive=False)))
+    assert viewer.intake.peer_of("train.py", 3) == "a.1"  # its output says why it has ended
+
+
+def test_a_peer_whose_processes_come_and_go_is_never_full(viewer: Viewer) -> None:
+    viewer.meet("a.1")
+    for pid in range(2 * MAX_PROCESSES):
+        for is_alive in (True, False):
+            viewer.now += 1.0
+            viewer.note("a.1", encode(report(pid=pid, is_alive=is_alive)))
+    assert len(viewer.take(Reported)) == 4 * MAX_PROCESSES
+    assert len(viewer.intake._peers["a.1"].processes) == MAX_PROCESSES  # type: ignore[index]
 
 
 def test_peers_that_vanish_without_a_word_are_forgotten(viewer: Viewer) -> None:

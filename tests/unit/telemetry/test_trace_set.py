@@ -11,7 +11,7 @@ import pytest
 from ringfort.telemetry.folder import traces
 from ringfort.telemetry.records import Header, Step
 from ringfort.telemetry.trace_file import TraceWriter
-from ringfort.telemetry.trace_set import ENDED, RECENT, TraceSet
+from ringfort.telemetry.trace_set import ENDED, MAX_ENDED, RECENT, TraceSet
 
 
 class Machine:
@@ -131,6 +131,20 @@ def test_what_is_no_trace_is_left_alone_until_it_is_one(machine: Machine) -> Non
     assert machine.set.reports() == []
     writer.describe(Header(7, machine.now, 0))
     assert machine.pids() == [7]
+
+
+def test_the_output_of_a_process_can_be_found_after_its_end(machine: Machine) -> None:
+    for pid in range(1, 100):
+        machine.process(pid)
+        machine.set.reports()
+        machine.kill(pid)
+        for _ in range(2):
+            machine.set.reports()
+            machine.now += ENDED + 1
+    assert machine.set.trace_of(99) == machine.folder / "99.trace"
+    assert machine.set.trace_of(99, ended=False) is None
+    assert machine.set.trace_of(1) is None
+    assert len(machine.set._headers) <= MAX_ENDED
 
 
 def test_the_trace_of_a_rank_is_that_of_the_newest_process_of_its_run(machine: Machine) -> None:

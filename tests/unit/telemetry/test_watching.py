@@ -8,6 +8,7 @@ from ringfort.cluster.net.control_link import GOSSIP_RATE
 from ringfort.errors import ProtocolError
 from ringfort.telemetry.watching import (
     LEASE,
+    MAX_LOGS,
     MAX_PART,
     MAX_REPORTS,
     MAX_WATCHERS,
@@ -42,17 +43,31 @@ def test_viewers_beyond_the_limit_wait_until_another_has_gone() -> None:
 
 def test_output_is_sent_once_a_second_and_to_viewers_only() -> None:
     watchers = Watchers()
-    assert not watchers.may_log("a", 0.0)
+    assert not watchers.may_log("a", 0, 0.0)
     watchers.renew("a", 0.0)
-    assert watchers.may_log("a", 0.0)
-    assert not watchers.may_log("a", 0.5)
-    assert watchers.may_log("a", 1.0)
-    assert not watchers.may_log("a", LEASE)
+    assert watchers.may_log("a", 0, 0.0)
+    assert watchers.may_log("a", 0, 0.0)  # nothing was sent
+    watchers.logged("a", 0, 0.0)
+    assert not watchers.may_log("a", 0, 0.5)
+    assert watchers.may_log("a", 1, 0.5)  # another rank
+    assert watchers.may_log("a", 0, 1.0)
+    assert not watchers.may_log("a", 0, LEASE)
+
+
+def test_a_viewer_that_asks_for_the_output_of_every_rank_gets_that_of_some() -> None:
+    watchers = Watchers()
+    watchers.renew("a", 0.0)
+    watchers.renew("b", 0.0)
+    for rank in range(1000):
+        if watchers.may_log("a", rank, 0.5):
+            watchers.logged("a", rank, 0.5)
+    assert len(watchers._logged) == MAX_LOGS
+    assert watchers.may_log("b", 0, 0.5)
 
 
 def test_the_notes_of_a_peer_with_very_many_ranks_fit_on_a_control_link() -> None:
-    output_and_measurements = 2
-    assert MAX_REPORTS + output_and_measurements < GOSSIP_RATE
+    measurements = 1
+    assert MAX_REPORTS + MAX_LOGS + measurements < GOSSIP_RATE
 
 
 def test_requests_and_parts_of_output_survive_the_journey() -> None:
