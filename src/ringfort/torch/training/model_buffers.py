@@ -7,12 +7,16 @@ added up like a gradient, and all members apply the mean.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from ringfort.errors import InvalidArgumentError
 from ringfort.torch.names import torch
 
 Kind = Literal["float32", "float64"]
+_SMALL: Final = 1 << 16
+"""Elements up to which a buffer is taken to change in every micro-batch: kernels such as that of `F.batch_norm`, and
+writes through `.data`, do not count up its version. A larger one changes if its version does: to look at all values of
+a table of positions would take too long."""
 
 
 class ModelBuffers:
@@ -20,12 +24,15 @@ class ModelBuffers:
 
     def __init__(self, model: Any) -> None:
         kept = set(model.state_dict())
-        self._buffers = [
-            _Buffer(path.replace("_orig_mod.", ""), module, name)
-            for prefix, module in model.named_modules()
-            for name, _ in module.named_buffers(recurse=False)
-            if (path := f"{prefix}.{name}" if prefix else name) in kept
-        ]
+        found = dict[int, _Buffer]()
+        for prefix, module in model.named_modules():
+            for name, tensor in module.named_buffers(recurse=False):
+                path = f"{prefix}.{name}" if prefix else name
+                if id(tensor) in found:  # two modules share it, and it moves once
+                    found[id(tensor)].places.append((module, name))
+                elif path in kept:
+                    found[id(tensor)] = _Buffer(path.replace("_orig_mod.", ""), module, name)
+        self._buffers = list(found.values())
 
     def described(self) -> Iterator[tuple[str, Kind, tuple[int, ...]]]:
         """Yield the name, the type in which moves are added up, and the shape of each buffer."""
@@ -42,11 +49,13 @@ class ModelBuffers:
         for buffer in self._buffers:
             if buffer.is_changed:
                 buffer.seal()
+            elif buffer.may_change_unseen:
+                buffer.sealed.copy_(buffer.tensor)
 
     def restore(self) -> None:
         """Undo what the program has done to the buffers since the last step, as by an evaluation in training mode."""
         for buffer in self._buffers:
-            if buffer.is_changed:
+            if buffer.is_changed or (buffer.may_change_unseen and not buffer.is_counted):
                 buffer.write()
         self._look()
 
@@ -62,7 +71,7 @@ class ModelBuffers:
     def apply(self, moves: list[Any]) -> None:
         """Move the buffers from their sealed values by the mean moves of a step, and seal them."""
         for buffer, move in zip(self._buffers, moves, strict=True):
-            if move.any():  # not so for a table of positions
+            if buffer.may_change_unseen or move.any():  # not so for a table of positions
                 buffer.apply(move)
         self._look()
 
@@ -76,13 +85,14 @@ class _Buffer:
 
     def __init__(self, path: str, module: Any, name: str) -> None:
         self.path = path
-        self._module = module
-        self._name = name
-        norms = torch.nn.modules.batchnorm
-        self.may_change_unseen = isinstance(module, norms._NormBase)
-        """Kernels of BatchNorm write without counting up the version."""
-        self._counter = "num_batches_tracked" if isinstance(module, norms._BatchNorm) else name
+        self.places: list[tuple[Any, str]] = [(module, name)]
+        """The modules that have it, and its names there."""
+        is_norm = isinstance(module, torch.nn.modules.batchnorm._BatchNorm)
+        self._counter = "num_batches_tracked" if is_norm else name
         """The buffer whose version tells that this one has changed."""
+        self.is_counted = is_norm and module._buffers.get(self._counter) is not None
+        """Whether that one's version is always counted up."""
+        self.tensor = module._buffers[name]
         self.seal()
 
     @property
@@ -91,20 +101,42 @@ class _Buffer:
         return "float64" if self.sealed.dtype in (torch.float64, torch.complex128) else "float32"
 
     @property
+    def _current(self) -> Any:
+        """What is in the place of the buffer now: perhaps another tensor, or None."""
+        for module, name in self.places:
+            if module._buffers[name] is not self.tensor:
+                return module._buffers[name]
+        return self.tensor
+
+    @property
     def _marks(self) -> tuple[int, int]:
-        buffers = self._module._buffers
-        counter = buffers.get(self._counter)
-        return buffers[self._name]._version, 0 if counter is None else counter._version
+        counter = self.places[0][0]._buffers.get(self._counter)
+        return self.tensor._version, 0 if counter is None else counter._version
 
     @property
     def is_changed(self) -> bool:
         """Whether somebody has written into the buffer, or put another tensor into its place."""
-        return self._module._buffers[self._name] is not self._tensor or self._marks != self._seen
+        return self._current is not self.tensor or self._marks != self._seen
+
+    @property
+    def may_change_unseen(self) -> bool:
+        """Whether it is taken to have changed even if it does not look so. Not with infinities, as in a mask: those do
+        not move."""
+        return self.sealed.numel() <= _SMALL and not self._has_infinities
+
+    @property
+    def _has_infinities(self) -> bool:
+        if self._infinite is None:  # asked once for each value that is sealed: that of a GPU must be waited for
+            self._infinite = not bool(torch.isfinite(self.sealed).all())
+        return self._infinite
 
     def seal(self) -> None:
         """What is in the buffer now is the value after the last step."""
-        self._tensor = self._module._buffers[self._name]
-        self.sealed = self._tensor.detach().clone()
+        self.tensor = self._current
+        for module, name in self.places:
+            module._buffers[name] = self.tensor
+        self.sealed = self.tensor.detach().clone()
+        self._infinite: bool | None = None
         self.look()
 
     def look(self) -> None:
@@ -113,17 +145,31 @@ class _Buffer:
 
     def write(self) -> None:
         """Write the sealed value into the buffer."""
-        self._module._buffers[self._name] = self._tensor
+        for module, name in self.places:
+            module._buffers[name] = self.tensor
         with torch.no_grad():
-            self._tensor.copy_(self.sealed)
+            self.tensor.copy_(self.sealed)
 
     def move(self) -> Any:
-        """Return how far the buffer has moved."""
-        buffer, kind = self._module._buffers[self._name], getattr(torch, self.kind)
+        """Return how far the buffer has moved. Raise `InvalidArgumentError` for moves that have no mean."""
+        buffer, kind = self._current, getattr(torch, self.kind)
         if buffer is None or buffer.shape != self.sealed.shape:
             why = "this buffer has changed its shape while the model computed; pass persistent=False to register_buffer"
             raise InvalidArgumentError("model", self.path, why)
-        return _numbers(buffer.detach()).to(kind) - _numbers(self.sealed).to(kind)
+        now, sealed = _numbers(buffer.detach()), _numbers(self.sealed)
+        if not sealed.dtype.is_floating_point:  # before they become floats, which have no large whole numbers
+            return (now.long() - sealed.long()).to(kind)
+        now, sealed = now.to(kind), sealed.to(kind)
+        if not self._has_infinities:
+            return now - sealed
+        is_same = (now == sealed) | (now.isnan() & sealed.isnan())
+        if not bool((is_same | sealed.isfinite()).all()):
+            why = (
+                "the model has changed an infinite value of this buffer, so the machines have no mean to agree on; let "
+                "the model compute a batch before ringfort.torch.elastic(), or pass persistent=False to register_buffer"
+            )
+            raise InvalidArgumentError("model", self.path, why)
+        return torch.where(is_same, torch.zeros_like(sealed), now - sealed)
 
     def apply(self, move: Any) -> None:
         """Move from the sealed value, and seal that."""

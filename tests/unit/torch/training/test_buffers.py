@@ -137,3 +137,83 @@ def test_a_buffer_that_changes_its_shape_is_named() -> None:
         InvalidArgumentError, match=r"model='1\.seen': this buffer has changed its shape.*persistent=False"
     ):
         train([Member(program(Growing()))], 1)
+
+
+class OwnNorm(torch.nn.Module):
+    """Calls the kernel of BatchNorm by itself, which writes statistics without counting up their versions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("running_mean", torch.zeros(3))
+        self.register_buffer("running_var", torch.ones(3))
+
+    def forward(self, x: Any) -> Any:
+        return torch.nn.functional.batch_norm(x, self.running_mean, self.running_var, training=True)
+
+
+def test_statistics_that_a_kernel_writes_unseen_are_those_of_batch_norm() -> None:
+    own, norm = trained(lambda: program(OwnNorm())), trained(lambda: program(NORM(3)))
+    for name in ("running_mean", "running_var"):
+        assert torch.equal(getattr(own.program.model[1], name), getattr(norm.program.model[1], name)), name
+
+
+def test_an_evaluation_that_is_not_seen_leaves_no_trace() -> None:
+    quiet, noisy = Member(program(OwnNorm())), Member(program(OwnNorm()))
+    for _ in range(3):
+        noisy.program.model(rows(range(8))[0] * 5)
+        train([quiet], 1)
+        train([noisy], 1)
+    assert quiet.leaves() == noisy.leaves()
+
+
+class Tallying(torch.nn.Module):
+    """Counts its calls in `start`, from a number that float32 does not have, through `.data`."""
+
+    def __init__(self, start: Any) -> None:
+        super().__init__()
+        self.register_buffer("count", start)
+
+    def forward(self, x: Any) -> Any:
+        self.count.data += 1
+        return x
+
+
+@pytest.mark.parametrize("kind", [torch.int32, torch.int64])
+def test_large_counters_lose_nothing(kind: Any) -> None:
+    member = trained(lambda: program(Tallying(torch.tensor((1 << 24) + 1, dtype=kind))))
+    assert member.program.model[1].count.item() == (1 << 24) + 4
+
+
+def test_a_buffer_of_two_modules_moves_once() -> None:
+    def make() -> Program:
+        first, second = Tallying(torch.tensor(0)), Tallying(torch.tensor(0))
+        second.count = first.count
+        return program(torch.nn.Sequential(first, second))
+
+    first, second = trained(make).program.model[1]
+    assert first.count is second.count
+    assert first.count.item() == 6  # each of three steps is two calls
+
+
+class Observer(torch.nn.Module):
+    """Starts at infinity, as those of quantization do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("least", torch.tensor([float("inf"), 0.0]))
+
+    def forward(self, x: Any) -> Any:
+        self.least[0] = torch.minimum(self.least[0], x.detach().min())
+        return x
+
+
+def test_a_buffer_that_leaves_infinity_is_named_and_one_that_has_left_it_is_averaged() -> None:
+    with pytest.raises(InvalidArgumentError, match=r"model='1\.least': .*infinite.*compute a batch before"):
+        train([Member(program(Observer()))], 1)
+
+    def make() -> Program:
+        made = program(Observer())
+        made.model(rows(range(40))[0])
+        return made
+
+    assert torch.isfinite(trained(make).program.model[1].least).all()
