@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
@@ -18,6 +19,7 @@ from ringfort.dashboard.web.feed import Feed
 from ringfort.dashboard.web.hub import MAX_VIEWERS
 from ringfort.dashboard.web.security import Keys
 from ringfort.dashboard.web.server import DashServer
+from ringfort.telemetry.report import ROW
 from ringfort.telemetry.view import Curve, RunView, ShownEvent
 from tests.helpers.dash_source import LOGS, ShownSource, many_ranks, nothing_yet, three_machines
 from tests.integration.conftest import picture
@@ -218,6 +220,29 @@ def test_controls_work_by_keyboard(new_page: NewPage) -> None:
         page.focus("#log-follow")
         page.keyboard.press("Space")
         assert not page.is_checked("#log-follow")
+
+
+def test_steps_that_were_not_sent_are_marked_or_not_shown(new_page: NewPage) -> None:
+    def thinned(now: float) -> RunView:
+        view = three_machines(now)
+        timeline = {
+            rank: tuple(step for step in steps if step.number // ROW % 2 == 0) for rank, steps in view.timeline.items()
+        }
+        return msgspec.structs.replace(view, timeline=timeline)
+
+    page = new_page()
+    with shown(page, thinned):
+        mark = page.locator("#timeline-unsent")
+        page.focus("#timeline-canvas")
+        numbers: list[int] = []
+        for _ in range(12):
+            page.keyboard.press("ArrowLeft")
+            numbers.append(int(re.findall(r"step ([\d,]+)", text(page, "#timeline-readout"))[0].replace(",", "")))
+        assert mark.is_hidden()
+        assert all(number // ROW == numbers[0] // ROW for number in numbers), "twelve that follow each other"
+        page.select_option("#timeline-steps", "128")
+        mark.wait_for(state="visible")
+        picture(page, "thinned")
 
 
 def test_another_run_is_chosen(new_page: NewPage) -> None:

@@ -24,6 +24,7 @@ import msgspec
 from ringfort.config import GIB
 from ringfort.dashboard.known import AnyFrame, Over, Reported
 from ringfort.errors import InvalidArgumentError
+from ringfort.telemetry.report import fitted
 
 LIMIT: Final = GIB
 """Bytes of a recording: a day of 20 ranks."""
@@ -68,6 +69,8 @@ class Recorder:
         if self.notice:
             return
         self._latest = max(self._latest, at)
+        if isinstance(frame, Reported):  # those of this machine have more than there is room for in a day
+            frame = Reported(fitted(frame.report, frame.report.steps, frame.report.values))
         data = _framed(frame, self._latest)
         if self._written + len(data) > self._limit:
             self._put(_framed(Over(), self._latest))

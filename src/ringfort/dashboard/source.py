@@ -28,6 +28,7 @@ from ringfort.errors import ConfigError, DistributedError
 from ringfort.telemetry import watching
 from ringfort.telemetry.folder import base_folder, programs, traces
 from ringfort.telemetry.rank_logs import next_part
+from ringfort.telemetry.report import LOCAL_BYTES
 from ringfort.telemetry.trace_set import TraceSet
 from ringfort.telemetry.view import LinkView, RunView
 from ringfort.telemetry.vitals import Vitals
@@ -92,7 +93,7 @@ class LiveSource:
         self._trouble = ""
         """Why only this machine is seen."""
         self._local_trouble = ""
-        self._traces = TraceSet(self._find, name=platform.node()[:64], clock=clock)
+        self._traces = TraceSet(self._find, name=platform.node()[:64], clock=clock, limit=LOCAL_BYTES)
         self._asked: dict[tuple[str, int], float] = {}
         """When the output of each run and rank was last asked for."""
         self._shown = ""

@@ -210,7 +210,7 @@ class History:
             links,
             chosen.events.all(),
             tuple(points.curve(name) for name, points in chosen.curves.items() if len(points)),
-            {rank.rank: _timeline(rank, wires, least) for rank in shown if rank.rank >= 0 and rank.is_alive},
+            _timelines([rank for rank in shown if rank.rank >= 0 and rank.is_alive], training, wires, least),
             names,
             self.notice,
             world_size=max((rank.world_size for rank in shown if rank.is_alive), default=0),
@@ -275,12 +275,22 @@ def _one_too_many(run: _Run, newest: str) -> str:
     return min(candidates or run.ranks.values(), key=lambda rank: (rank.is_alive, rank.heard_at)).key
 
 
-def _timeline(rank: RankHistory, wires: dict[int, float], least: float) -> tuple[ShownStep, ...]:
-    """The steps of a rank. Of one that is not known of all ranks, the wire takes as long as usual: `least`."""
-    return tuple(
-        ShownStep(step.number, step.at - step.seconds + rank.offset, _split_of(step, wires.get(step.number, least)))
-        for step in rank.steps
-    )
+def _timelines(
+    ranks: list[RankHistory], training: list[RankHistory], wires: dict[int, float], least: float
+) -> dict[int, tuple[ShownStep, ...]]:
+    """The steps that all of `training` have reported, by rank: reports come at different times, and leave out different
+    steps if there are many. All steps, if ranks number them differently. Of a step that is not known of all ranks, the
+    wire takes as long as usual: `least`."""
+    stepping = [rank for rank in training if rank.by_number]
+    has_common = len(stepping) < 2 or bool(wire_of(stepping))
+    return {
+        rank.rank: tuple(
+            ShownStep(step.number, step.at - step.seconds + rank.offset, _split_of(step, wires.get(step.number, least)))
+            for step in rank.steps
+            if not has_common or all(other.has_told(step.number) for other in stepping)
+        )
+        for rank in ranks
+    }
 
 
 def _split_of(step: Step, wire: float) -> Split:

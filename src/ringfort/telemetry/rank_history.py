@@ -39,7 +39,11 @@ class RankHistory:
         """Seconds to add to its clock."""
         self.by_number: dict[int, Step] = {}
         self._numbers: deque[int] = deque()
+        self._is_full = False
+        """Whether older steps were dropped."""
         self._recent: deque[tuple[float, Sums]] = deque()
+        self._traffic: deque[tuple[float, dict[int, float], float]] = deque()
+        """The bytes per second of recent reports: when, sent by rank, received."""
         self._heard_at = self._stepped_at = now
         self._usual = 0.0
         self._ended_at = now
@@ -60,6 +64,10 @@ class RankHistory:
         if report.sums.steps:
             self._stepped_at = now
             self._usual = report.sums.seconds / report.sums.steps
+        if report.sent or report.received:
+            self._traffic.append((now, report.sent, report.received))
+        while self._traffic and self._traffic[0][0] <= now - WINDOW - self._usual:
+            self._traffic.popleft()
         self._recent.append((now, report.sums))
         while len(self._recent) > 1 and self._recent[0][0] < now - WINDOW - self._usual:
             self._since = self._recent.popleft()[0]
@@ -68,6 +76,7 @@ class RankHistory:
                 self._numbers.append(step.number)
             self.by_number[step.number] = step
         while len(self._numbers) > KEPT_STEPS:
+            self._is_full = True
             del self.by_number[self._numbers.popleft()]
 
     # --- what is known ----------------------------------------------------------------------------------------------
@@ -104,8 +113,19 @@ class RankHistory:
 
     @property
     def sent(self) -> dict[int, float]:
-        """Bytes per second, by rank."""
-        return self._about.sent
+        """Bytes per second, by rank: the mean of recent reports."""
+        ranks = {rank for _, sent, _ in self._traffic for rank in sent}
+        return {rank: sum(sent.get(rank, 0.0) for _, sent, _ in self._traffic) / len(self._traffic) for rank in ranks}
+
+    @property
+    def received(self) -> float:
+        """Bytes per second, likewise."""
+        return sum(received for _, _, received in self._traffic) / max(1, len(self._traffic))
+
+    def has_told(self, number: int) -> bool:
+        """Whether a step was reported, or was before the first one that this rank took part in."""
+        first = self._numbers[0] if self._numbers else number + 1
+        return number in self.by_number or (number < first and not self._is_full)
 
     @property
     def steps(self) -> Iterable[Step]:
@@ -197,8 +217,8 @@ class RankHistory:
             rate * total.samples / total.steps if total.steps else 0.0,
             max(0.0, now - self._heard_at),
             about.vitals,
-            sum(about.sent.values()) if state == "training" else 0.0,
-            about.received if state == "training" else 0.0,
+            sum(self.sent.values()) if state == "training" else 0.0,
+            self.received if state == "training" else 0.0,
             about.header.codec,
         )
 

@@ -1,14 +1,14 @@
 """`Report`: what one rank tells a viewer each second, in at most 2 KB; and `Reporter`, which makes them of a trace.
 
-Steps that are too many for the room are thinned by their numbers (every 2nd, 4th, 8th...), so that the steps of
-different ranks can still be compared: the same numbers are left at every rank.
+Steps that are too many for the room are thinned by their numbers, so that the steps of different ranks can still be
+compared: of each 2, 4, 8... rows of `ROW` steps one is left, the same at every rank.
 """
 
 from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Final
 
 import msgspec
@@ -24,10 +24,17 @@ MAX_EVENTS: Final = 8
 """Events in one report. Those that come faster are counted."""
 MAX_NAMES: Final = 16
 """Names of values in one report."""
-_KEPT: Final = 512
+_KEPT: Final = 2048
 """Steps, and values, that wait for the next report."""
-_MOST_STEPS: Final = 64
-"""Steps in one report."""
+_MOST_STEPS: Final = 512
+"""Steps in one report. Over the network there is room for about 30."""
+_VALUES: Final = 0.4
+"""The part of the room that values may take."""
+_SPARSEST: Final = 1 << 20
+ROW: Final = 16
+"""Steps that follow each other and are sent, or not, together: a timeline without gaps shows more."""
+LOCAL_BYTES: Final = 16_000
+"""Of one report that does not leave this machine."""
 
 
 class Sums(msgspec.Struct, frozen=True, array_like=True):
@@ -59,7 +66,7 @@ class Report(msgspec.Struct, frozen=True, omit_defaults=True):
     steps: Annotated[tuple[Step, ...], Meta(max_length=_MOST_STEPS)] = ()
     """Some of the steps, oldest first."""
     every: Annotated[int, Meta(ge=1, le=1 << 40)] = 1
-    """`steps` are those whose number is a multiple of this."""
+    """`steps` are those in rows whose number is a multiple of this."""
     values: Annotated[tuple[Values, ...], Meta(max_length=_MOST_STEPS)] = ()
     events: Annotated[tuple[Event, ...], Meta(max_length=MAX_EVENTS)] = ()
     dropped: Count = 0
@@ -96,9 +103,16 @@ class Reporter:
     """Makes the reports of one rank. `report` is called each second, while somebody looks."""
 
     def __init__(
-        self, reader: TraceReader, host: str = "", name: str = "", clock: Callable[[], float] = time.time
+        self,
+        reader: TraceReader,
+        host: str = "",
+        name: str = "",
+        clock: Callable[[], float] = time.time,
+        limit: int = MAX_REPORT_BYTES,
     ) -> None:
+        """`limit` is how many bytes a report may have."""
         self.reader = reader
+        self._limit = limit
         self._host, self._name, self._clock = host, name, clock
         self._steps: deque[Step] = deque(maxlen=_KEPT)
         self._values: deque[Values] = deque(maxlen=_KEPT)
@@ -162,7 +176,7 @@ class Reporter:
         self._values.clear()
         self._events.clear()
         self._dropped, self._sums = 0, Sums()
-        return _fitted(report, steps, values)
+        return fitted(report, steps, values, self._limit)
 
 
 def _add(sums: Sums, step: Step) -> Sums:
@@ -177,27 +191,35 @@ def _add(sums: Sums, step: Step) -> Sums:
     )
 
 
-def _fitted(report: Report, steps: list[Step], values: list[Values]) -> Report:
-    """Add steps and values to a report, as many as there is room for."""
-    every, events = 1, list(report.events)
+def fitted(report: Report, steps: Sequence[Step], values: Sequence[Values], limit: int = MAX_REPORT_BYTES) -> Report:
+    """Return a report with these steps and values instead of its own, as many as there is room for."""
+    report = msgspec.structs.replace(report, steps=(), values=())
+    room = limit - len(encode(report))
+    sparse = 1
+    while len(_encoder.encode(logged := _newest(values, sparse))) > room * _VALUES and sparse < _SPARSEST:
+        sparse *= 2
+    report = msgspec.structs.replace(report, values=tuple(logged))
+    every, short = 1, [_short(step) for step in steps]
     while True:
-        shown = [step for step in steps if step.number % every == 0][-_MOST_STEPS:]
-        logged = _newest(values, every)
-        found = msgspec.structs.replace(
-            report, steps=tuple(shown), values=tuple(logged), every=every, events=tuple(events)
-        )
-        if len(encode(found)) <= MAX_REPORT_BYTES:
+        shown = [step for step in short if step.number // ROW % every == 0][-_MOST_STEPS:]
+        found = msgspec.structs.replace(report, steps=tuple(shown), every=every)
+        if len(encode(found)) <= limit:
             return found
-        if every < 1 << 20:
+        if every < _SPARSEST:
             every *= 2
-        elif events:
-            events.pop(0)
-            report = msgspec.structs.replace(report, dropped=report.dropped + 1)
+        elif report.events:
+            report = msgspec.structs.replace(report, events=report.events[1:], dropped=report.dropped + 1)
         else:  # a run of hundreds of ranks
             return msgspec.structs.replace(report, sent={}, vitals={})
 
 
-def _newest(values: list[Values], every: int) -> list[Values]:
+def _short(step: Step) -> Step:
+    """A step whose phases without time take one byte each, not nine."""
+    phases = {name: 0 for name in ("data", "exchange", "codec", "seal") if getattr(step, name) == 0}
+    return msgspec.structs.replace(step, **phases)
+
+
+def _newest(values: Sequence[Values], every: int) -> list[Values]:
     """The values of some steps, and the newest of each name in any case."""
     last: dict[str, int] = {}
     for index, record in enumerate(values):

@@ -15,7 +15,7 @@ from typing import Final
 
 from ringfort.errors import ProtocolError
 from ringfort.telemetry.records import Header
-from ringfort.telemetry.report import Report, Reporter
+from ringfort.telemetry.report import MAX_REPORT_BYTES, Report, Reporter
 from ringfort.telemetry.trace_file import TraceReader
 
 MAX_TRACES: Final = 256
@@ -40,9 +40,11 @@ class TraceSet:
         host: str = "",
         name: str = "",
         clock: Callable[[], float] = time.time,
+        limit: int = MAX_REPORT_BYTES,
     ) -> None:
-        """`find` returns the traces that there are now. Nothing is read before the first `reports`."""
-        self._find, self._clock = find, clock
+        """`find` returns the traces that there are now. Nothing is read before the first `reports`. Each of them has at
+        most `limit` bytes."""
+        self._find, self._clock, self._limit = find, clock, limit
         self.host, self.name = host, name
         self._lock = Lock()
         self._open: dict[_File, Reporter] = {}
@@ -99,7 +101,7 @@ class TraceSet:
         self._done &= there
         for file in sorted(there - self._open.keys() - self._done)[: max(0, MAX_TRACES - len(self._open))]:
             with suppress(OSError, ProtocolError):  # it is being made, or was removed at this moment
-                self._open[file] = Reporter(TraceReader(file[0]), self.host, self.name, self._clock)
+                self._open[file] = Reporter(TraceReader(file[0]), self.host, self.name, self._clock, self._limit)
 
     def _report(self, file: _File, vitals: Mapping[str, float] | None, now: float) -> Report | None:
         try:

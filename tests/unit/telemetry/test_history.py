@@ -93,9 +93,49 @@ def test_a_step_that_others_have_not_reported_yet_is_not_taken_for_wire() -> Non
     run = SimulatedRun(ranks, wire=0.05)
     run.advance(30)
     run.history.take(run.report(ranks[0], [Step(10**6, run.now, 0.35, exchange=0.25, samples=32)]))
-    newest = run.view().timeline[0][-1]
-    assert newest.number == 10**6
+    timeline = run.view().timeline
+    assert timeline[0][-1].number == timeline[1][-1].number < 10**6  # nor is it shown
+    newest = timeline[0][-1]
     assert (newest.split.waiting, newest.split.wire) == (pytest.approx(0.2), pytest.approx(0.05))
+
+
+def test_the_timelines_of_all_ranks_have_the_same_steps() -> None:
+    ranks = [Rank("study"), Rank("laptop")]
+    run = SimulatedRun(ranks)
+    run.advance(5)
+    for number in range(1000, 1400):  # one of them reports every second step only
+        for rank, every in zip(ranks, (1, 2), strict=True):
+            steps = [Step(number, run.now, 0.02, exchange=0.01)] if number % every == 0 else []
+            run.history.take(run.report(rank, steps))
+        run.now += 0.02
+    timeline = run.view().timeline
+    numbers = [[step.number for step in timeline[rank]] for rank in range(2)]
+    assert numbers[0] == numbers[1] == list(range(1272, 1400, 2))
+    late = Rank("attic")  # who comes later makes the others no shorter
+    run.ranks.append(late)
+    run.history.take(run.report(late, []))
+    assert [len(steps) for steps in run.view().timeline.values()] == [len(numbers[0]), len(numbers[0]), 0]
+    run.history.take(run.report(late, [Step(1398, run.now, 0.02, exchange=0.01)]))
+    timeline = run.view().timeline
+    assert [step.number for step in timeline[2]] == [1398]
+    assert len(timeline[0]) == len(numbers[0])
+
+
+def test_what_a_rank_sends_is_a_mean_of_the_window() -> None:
+    ranks = [Rank("study"), Rank("laptop")]
+    run = SimulatedRun(ranks)
+    run.advance(60)
+    for second in range(10):
+        run.now += 1
+        for rank in ranks:
+            sent = {1: 4e6 if second % 2 else 0.0}
+            run.history.take(msgspec.structs.replace(run.report(rank, []), sent=sent, received=sum(sent.values())))
+    run.now += 0.1
+    run.history.take(run.report(ranks[0], [Step(10**6, run.now, 0.1, exchange=0.05)]))
+    study = run.view().ranks[0]
+    assert study.received == pytest.approx(2e6, rel=0.15)
+    assert study.sent == pytest.approx(2e6, rel=0.15)
+    assert next(link.used for link in run.view().links if link.source == "study") == pytest.approx(2e6, rel=0.15)
 
 
 def test_what_has_changed_is_seen_after_a_window() -> None:

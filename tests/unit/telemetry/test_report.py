@@ -9,7 +9,7 @@ from hypothesis import given, settings, strategies as st
 
 from ringfort.errors import ProtocolError
 from ringfort.telemetry.records import MAX_TEXT, Event, Header, Sent, Step, Values
-from ringfort.telemetry.report import MAX_EVENTS, MAX_REPORT_BYTES, Report, Reporter, decode, encode
+from ringfort.telemetry.report import LOCAL_BYTES, MAX_EVENTS, MAX_REPORT_BYTES, ROW, Report, Reporter, decode, encode
 from ringfort.telemetry.trace import cut_text
 from ringfort.telemetry.trace_file import TraceReader, TraceWriter
 
@@ -50,8 +50,36 @@ def test_many_steps_are_thinned_by_their_numbers_and_still_added_up(writer: Trac
     assert report.sums.steps == 1000
     assert report.every > 1
     assert report.steps
-    assert {step.number % report.every for step in report.steps} == {0}
+    assert {step.number // ROW % report.every for step in report.steps} == {0}
+    assert len(report.steps) >= ROW  # of one row, without gaps
     assert report.values[-1].step == 999  # the newest is never thinned out
+
+
+def test_ranks_with_different_room_leave_steps_that_all_of_them_sent(tmp_path: Path) -> None:
+    numbers: list[set[int]] = []
+    for rank, names in enumerate(("p", "p" * 60)):
+        writer = TraceWriter(tmp_path / f"{rank}.trace")
+        writer.describe(Header(1, 0.0, rank=rank, world_size=2, program=names, run=names))
+        reporter = Reporter(TraceReader(writer.path), names, names, clock=lambda: 5.0)
+        sent: set[int] = set()
+        for number in range(3000):
+            writer.write(Step(number, 1.0, 0.01, exchange=0.005, samples=1))
+            if number % 100 == 99 - 30 * rank:
+                writer.write(Event(1.0, "text", "x" * 100 * rank))
+                sent |= {step.number for step in reporter.report({"cpu": 0.5}).steps}
+        numbers.append(sent)
+    common = sorted(numbers[0] & numbers[1])
+    assert len(common) > 300
+    rows = [number for number in common if number + 1 in numbers[0] & numbers[1]]
+    assert len(rows) > 0.8 * len(common)  # most follow each other
+
+
+def test_reports_of_this_machine_have_all_steps(writer: TraceWriter) -> None:
+    reporter = Reporter(TraceReader(writer.path), clock=lambda: 5.0, limit=LOCAL_BYTES)
+    for number in range(200):
+        writer.write(Step(number, 1.0, 0.005, exchange=0.0005, samples=1))
+    report = reporter.report()
+    assert (len(report.steps), report.every) == (200, 1)
 
 
 def test_a_flood_of_events_is_counted(writer: TraceWriter, reporter: Reporter) -> None:

@@ -8,12 +8,14 @@ import { colour, onTheme } from "./theme.js";
 
 const AXIS = 24;
 const TOP = 4;
+const AGED = 3; // Seconds. Reports come once a second.
 const PATTERNED = 5; // Pixels from which on a pattern can be seen.
 
 let canvas;
 let pen;
 let rows = []; // [{rank, name, steps}]
 let range = [0, 1];
+let age = 0; // Seconds since its end; 0 if that is now, as far as people can tell.
 let chosen = null; // {rank, number}
 let isDirty = true;
 let latest = null;
@@ -48,17 +50,30 @@ export function showTimeline(state) {
     .map(Number)
     .sort((a, b) => a - b)
     .map((rank) => ({ rank, name: names.get(rank) ?? "", steps: state.timeline[rank] }));
-  const newest = Math.max(0, ...rows.map(({ steps }) => steps.at(-1)?.[0] ?? 0));
   const numbers = [...new Set(rows.flatMap(({ steps }) => steps.map((step) => step[0])))].sort((a, b) => a - b);
-  const first = numbers.at(-most) ?? numbers[0] ?? newest;
-  for (const row of rows) row.steps = row.steps.filter((step) => step[0] >= first);
+  const [first, last] = chosenSteps(numbers, most);
+  for (const row of rows) row.steps = row.steps.filter((step) => first <= step[0] && step[0] <= last);
   const all = rows.flatMap(({ steps }) => steps);
   if (all.length) {
     const start = all.reduce((least, step) => Math.min(least, step[1]), Infinity);
     const end = all.reduce((greatest, step) => Math.max(greatest, step[1] + lengthOf(step)), -Infinity);
     range = [start, Math.max(end, start + 1e-3)];
+    age = state.now - end > AGED ? state.now - end : 0;
   }
   redraw();
+}
+
+/** The first and the last of the newest `most` steps, if possible of some without one missing between them: if steps are
+ *  short, ranks send 16 that follow each other and then leave out some. */
+function chosenSteps(numbers, most) {
+  let length = 0;
+  let end = 0; // Behind the newest stretch that is long enough.
+  numbers.forEach((number, index) => {
+    length = numbers[index - 1] === number - 1 ? length + 1 : 1;
+    if (length >= most) end = index + 1;
+  });
+  end ||= numbers.length;
+  return [numbers[Math.max(0, end - most)] ?? 0, numbers[end - 1] ?? 0];
 }
 
 /** Draws at most once per frame. */
@@ -117,7 +132,7 @@ function drawAxis(left, width, height) {
     pen.moveTo(x, TOP);
     pen.lineTo(x, height - AXIS + 4);
     pen.stroke();
-    const label = before === 0 ? "now" : `−${brief(before).replace(/\.0+ /, " ")}`;
+    const label = before + age === 0 ? "now" : `−${brief(before + age).replace(/\.0+ /, " ")}`;
     const room = pen.measureText(label).width / 2;
     if (x + room <= width && x - room >= left) pen.fillText(label, x, height - AXIS / 2 + 4);
     else if (before === 0) pen.fillText(label, width - room - 1, height - AXIS / 2 + 4);
@@ -144,11 +159,14 @@ function partsOf(left, width) {
   const gap = high > 18 ? 3 : 1;
   const parts = new Map(PHASES.map((phase) => [phase, []]));
   const ends = [];
+  const unsent = [];
   let mark = null;
   rows.forEach(({ rank, steps }, index) => {
     const y = TOP + index * high + gap;
+    let before = null;
     for (const step of steps) {
       const begin = left + (step[1] - range[0]) * perSecond;
+      if (before && step[0] > before.number + 1 && begin > before.x) unsent.push([before.x, y, begin - before.x]);
       let [x, from] = [begin, Math.round(begin)];
       for (const phase of PHASES) {
         x += secondsOf(step, phase) * perSecond;
@@ -156,16 +174,18 @@ function partsOf(left, width) {
         if (to > from) parts.get(phase).push([from, y, to - from]);
         from = to;
       }
+      before = { number: step[0], x };
       if (x - begin > 6) ends.push([from - 1, y, 1]);
       if (chosen && chosen.rank === rank && chosen.number === step[0]) mark = [begin, y, Math.max(2, x - begin)];
     }
   });
-  return { parts, ends, mark, tall: high - 2 * gap };
+  return { parts, ends, unsent, mark, tall: high - 2 * gap };
 }
 
 // All parts of one phase after another: a canvas takes long to change what it fills with, above all patterns.
 function drawSteps(left, width) {
-  const { parts, ends, mark, tall } = partsOf(left, width);
+  const { parts, ends, unsent, mark, tall } = partsOf(left, width);
+  drawUnsent(unsent, tall);
   for (const [phase, places] of parts) {
     pen.fillStyle = colour(phase.name);
     for (const [x, y, wide] of places) if (wide < PATTERNED) pen.fillRect(x, y, wide, tall);
@@ -180,6 +200,20 @@ function drawSteps(left, width) {
     pen.strokeRect(mark[0], mark[1] - 1, mark[2], tall + 2);
     pen.lineWidth = 1;
   }
+}
+
+// Steps that were made and not sent. Without a mark they would look like a rank that does nothing.
+function drawUnsent(places, tall) {
+  byId("timeline-unsent").hidden = !places.length;
+  pen.strokeStyle = colour("muted");
+  pen.setLineDash([2, 4]);
+  for (const [x, y, wide] of places) {
+    pen.beginPath();
+    pen.moveTo(x, y + tall / 2);
+    pen.lineTo(x + wide, y + tall / 2);
+    pen.stroke();
+  }
+  pen.setLineDash([]);
 }
 
 function fitted(text, room) {
