@@ -145,13 +145,28 @@ class ModelState(StateTree):
             values = {key: value for key, value in tree.items() if key != "params"}
             names = [name for name in tree["params"].split(_BETWEEN) if name]
             parameters = [self._by_name[name] for name in names]
+            shown = self._shown_names(parameters)
             if place == len(own):
-                self._optimizer.add_param_group({"params": parameters, **values})
+                new = parameters if shown is None else list(zip(shown, parameters, strict=True))
+                self._optimizer.add_param_group({"params": new, **values})
             group = own[place]
             group["params"] = parameters
+            if shown is not None:
+                group["param_names"] = shown
             for key, value in values.items():
                 group[key] = restored(group.get(key), value)
         del own[len(groups) :]
+
+    def _shown_names(self, parameters: list[Any]) -> list[str] | None:
+        """Return the names of parameters in this optimizer, which are those of the model for what it did not have; None
+        if it was made without names."""
+        groups = self._optimizer.param_groups
+        if not any("param_names" in group for group in groups):
+            return None
+        shown = dict[Any, str]()
+        for group in groups:
+            shown.update(zip(group["params"], group.get("param_names", ()), strict=False))
+        return [shown.get(parameter, self.names[parameter]) for parameter in parameters]
 
     def _take_optimizer_state(self, tree: dict[str, Any]) -> None:
         state = self._optimizer.state
@@ -166,12 +181,24 @@ class ModelState(StateTree):
         for name, values in tree.items():
             key = self._by_name.get(name, name)
             found = restored(state.get(key), values)
-            if isinstance(key, torch.Tensor) and isinstance(found, dict):
-                for what, value in cast("dict[str, Any]", found).items():
-                    # Torch keeps the count of steps on the host, unless the optimizer runs on the device as a whole.
-                    if isinstance(value, torch.Tensor) and (what != "step" or on_device.get(key)):
-                        found[what] = _laid_out_like(key, value.to(key.device))
+            if isinstance(key, torch.Tensor):
+                found = _moved_to(key, found, moves_step=bool(on_device.get(key)))
             state[key] = found
+
+
+def _moved_to(parameter: Any, value: Any, *, moves_step: bool) -> Any:
+    """Return what an optimizer keeps for a parameter on the device of that, however deep it lies in dicts and lists.
+    Torch keeps the count of steps on the host, unless the optimizer runs on the device as a whole."""
+    if isinstance(value, dict):
+        items = cast("dict[Any, Any]", value)
+        for key, child in items.items():
+            if key != "step" or moves_step:
+                items[key] = _moved_to(parameter, child, moves_step=moves_step)
+        return items
+    if isinstance(value, (list, tuple)):
+        moved = [_moved_to(parameter, child, moves_step=moves_step) for child in cast("list[Any]", value)]
+        return tuple(moved) if isinstance(value, tuple) else moved
+    return _laid_out_like(parameter, value.to(parameter.device)) if isinstance(value, torch.Tensor) else value
 
 
 def _laid_out_like(parameter: Any, value: Any) -> Any:

@@ -14,6 +14,7 @@ import torch
 from torch.optim import lr_scheduler
 from torch.utils.checkpoint import checkpoint
 
+from ringfort.torch.training.model_state import _moved_to
 from tests.helpers.torch_members import Member, Program, loss_of_rows, plain_train, rows, train
 
 pytestmark = [
@@ -103,6 +104,17 @@ def a_group_added_later() -> Program:
     def on_step(gradients: dict[str, Any], step: int) -> None:
         if step == 2:
             optimizer.add_param_group({"params": model[2].parameters(), "lr": 0.5})
+
+    return Program(model, optimizer, options={"on_step": on_step})
+
+
+def named_group_added_later() -> Program:
+    model = small()
+    optimizer = torch.optim.AdamW(model[0].named_parameters(), lr=0.01)
+
+    def on_step(gradients: dict[str, Any], step: int) -> None:
+        if step == 2:
+            optimizer.add_param_group({"params": [("last", model[2].weight)], "lr": 0.5})
 
     return Program(model, optimizer, options={"on_step": on_step})
 
@@ -301,6 +313,7 @@ PROGRAMS: dict[str, Callable[[], Program]] = {
     "hardly clipped": hardly_clipped,
     "groups": groups,
     "a group added later": a_group_added_later,
+    "a named group added later": named_group_added_later,
     "unfrozen later": unfrozen_later,
     "frozen later": frozen_later,
     "unused": unused,
@@ -413,3 +426,26 @@ def test_the_state_of_another_program_is_refused_and_named() -> None:
         manifest = Member(make()).run.state.manifest()
         assert why in one.run.state.misfit(manifest), one.run.state.misfit(manifest)
     assert one.leaves() == before
+
+
+def test_names_in_an_optimizer_follow_its_parameters() -> None:
+    members = [Member(named_group_added_later()) for _ in range(2)]
+    train(members[:1], 3)
+    members[1].join(members[0])
+    groups = members[1].program.optimizer.param_groups
+    assert [group["param_names"] for group in groups] == [["weight", "bias"], ["2.weight"]]
+    first = groups[0]["params"]
+    groups[0]["params"] = first[::-1]  # as a program does that prunes or sorts
+    groups[0]["param_names"] = ["bias", "weight"]
+    members[1].join(members[0])
+    assert (groups[0]["params"], groups[0]["param_names"]) == (first, ["weight", "bias"])
+
+
+def test_what_an_optimizer_keeps_goes_to_the_device_however_deep_it_lies() -> None:
+    parameter = torch.empty(3, device="meta")
+    made = {"step": torch.zeros(()), "moments": [torch.zeros(3), {"scale": (torch.zeros(1), 2.0)}]}
+    found = _moved_to(parameter, made, moves_step=False)
+    assert found["step"].device.type == "cpu"
+    assert found["moments"][0].device.type == found["moments"][1]["scale"][0].device.type == "meta"
+    assert found["moments"][1]["scale"][1] == 2.0
+    assert _moved_to(parameter, {"step": torch.zeros(())}, moves_step=True)["step"].device.type == "meta"
