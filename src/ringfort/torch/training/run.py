@@ -133,6 +133,7 @@ class TorchRun(RunHandle):
                 run.begin()
                 self._sums.open(self._share.samples(run.meter.samples) / run.unit_of(turn))
                 self._is_added = False
+                self._update.guard.begin()
                 yield batch
                 if not self._is_added:
                     raise InvalidArgumentError("run.loader()", f"step {self.number + 1}", _LOOP)
@@ -162,6 +163,7 @@ class TorchRun(RunHandle):
         if self._update.scales and not self._sums.is_scaled:
             why = "must scale the loss: call run.backward(loss) in place of loss.backward()"
             raise InvalidArgumentError("scaler", turn.compute.step, why)
+        self._update.guard.check()
         self._sums.end()
         run.added(turn)
         self._is_added, self._turn = True, None
@@ -314,11 +316,13 @@ def elastic(
         scaler=scaler,
         clip_norm=clip_norm,
         on_step=on_step,
+        state=state,
     )
 
     def loaded() -> None:
         buffers.seal()
         sums.refresh()
+        update.guard.remember()
 
     tree.on_load = loaded
     options = Options(

@@ -3,15 +3,16 @@ own `on_step`. Every member does exactly this for every step, for replayed ones 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import sqrt
-from typing import Any, Final
+from typing import Any, Final, cast
 from weakref import WeakKeyDictionary, ref
 
 import numpy as np
 
 from ringfort.errors import InvalidArgumentError
 from ringfort.torch.names import torch
+from ringfort.torch.training.loop_guard import LoopGuard
 from ringfort.torch.training.model_buffers import ModelBuffers
 from ringfort.torch.training.tensor_sum import TensorSum
 from ringfort.training.elastic.protocol import Result
@@ -42,7 +43,9 @@ class Update:
         scaler: Any,
         clip_norm: float | None,
         on_step: OnStep | None,
+        state: Mapping[str, Any] | None = None,
     ) -> None:
+        """`state` is the program's own."""
         self._sums = sums
         self._buffers = buffers
         self._names = names
@@ -52,6 +55,9 @@ class Update:
         self._scaler = scaler
         self._clip_norm = clip_norm
         self._on_step = on_step
+        self._state = state or {}
+        self.guard = LoopGuard(names, optimizer, schedulers)
+        """Notices what the loop changes."""
         self._is_applying = False
         self._is_torchs = type(optimizer).__module__.startswith("torch.optim.")
         self.lend: Callable[[Result], None] = lambda _: None
@@ -77,12 +83,14 @@ class Update:
         or once per pass."""
         if done.is_overtaken:
             return  # nothing to apply
+        self.guard.check()
         is_applied = done.is_finite and not done.is_empty
         self._is_applying = True
         try:
             gradients = self._step(done) if is_applied else {}
             if self._on_step is not None:
                 self._on_step(gradients, done.result.step)
+                self._check_state()
                 self._buffers.seal_changes()
         finally:
             self._is_applying = False
@@ -91,6 +99,17 @@ class Update:
             self._follow_schedule()
         self._rescale(is_finite=done.is_finite)
         self._sums.refresh()
+        self.guard.remember()
+
+    def _check_state(self) -> None:
+        """Raise `InvalidArgumentError` if `on_step` has kept a gradient in the program's state: the next micro-batch
+        overwrites it."""
+        if self._state:
+            staged = {flat.untyped_storage().data_ptr() for flat in self._sums.staging.flats.values()}
+            for where, tensor in _tensors_of(self._state, "state"):
+                if tensor.untyped_storage().data_ptr() in staged:
+                    why = "is a gradient, whose memory the run uses again; keep gradient.clone()"
+                    raise InvalidArgumentError(where, "kept by on_step", why)
 
     def _step(self, done: Done) -> dict[str, Any]:
         """Run the optimizer. Return the gradients by the names of their parameters."""
@@ -125,6 +144,8 @@ class Update:
     def _clip(gradients: Sequence[Any], most: float) -> None:
         """Clip on the device, without waiting for it."""
         found = [gradient for gradient in gradients if gradient is not None]
+        if not found:
+            return
         norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(one.float()) for one in found]))
         torch._foreach_mul_(found, (most / (norm + _LEAST)).clamp(max=1.0))
 
@@ -155,6 +176,18 @@ class Update:
         """Give optimizer and model back to the program. Idempotent."""
         self._guard.remove()
         self._sums.close()
+
+
+def _tensors_of(value: Any, where: str) -> Iterator[tuple[str, Any]]:
+    """Yield the tensors in dicts and lists, and what they are called. Modules have their own."""
+    if type(value) is torch.Tensor:
+        yield where, value
+    elif isinstance(value, dict):
+        for key, child in cast("dict[Any, Any]", value).items():
+            yield from _tensors_of(child, f"{where}[{key!r}]")
+    elif isinstance(value, (list, tuple)):
+        for place, child in enumerate(cast("list[Any]", value)):
+            yield from _tensors_of(child, f"{where}[{place}]")
 
 
 def squared_norm(array: Array) -> float:

@@ -13,6 +13,7 @@ import torch
 
 from ringfort.errors import InvalidArgumentError
 from ringfort.torch.training.run import elastic
+from ringfort.torch.training.update import Update
 from tests.helpers.torch_members import Member, Program, loss_of_rows, plain_train, train
 
 
@@ -147,3 +148,10 @@ def test_the_optimizer_belongs_to_the_run_until_it_is_closed_or_another_run_has_
     model(torch.ones(1, 2)).sum().backward()
     assert model.weight.grad is not None
     optimizer.step()
+
+
+def test_a_device_on_which_no_parameter_was_used_has_nothing_to_clip() -> None:
+    Update._clip([None, None], 1.0)
+    gradient = torch.full((4,), 2.0)
+    Update._clip([None, gradient], 1.0)
+    torch.testing.assert_close(gradient, torch.full((4,), 0.5))
