@@ -180,7 +180,7 @@ def _learns_as_a_member(_: Callable[..., Any]) -> Callable[..., Any]:
 
 def _forgets_what_it_may_commit(original: Callable[..., Any]) -> Callable[..., Any]:
     """A leader takes what it proposed for abandoned while it still waits for answers."""
-    return lambda self, _: original(self, None)
+    return lambda self, _: original(self, ())
 
 
 PENDING, STEP = "which comes first", "I am at step"
