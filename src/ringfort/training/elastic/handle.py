@@ -55,6 +55,7 @@ class RunHandle:
         self._signals = LeaveOnSignal(self._asked_to_leave)
         self._is_entered = False
         self._is_closed = False
+        self._has_asked_to_leave = False
         self._farewell: Farewell | None = None
         self._leaving = RLock()
 
@@ -81,6 +82,7 @@ class RunHandle:
             self._pid = os.getpid()
             options, state, journal = self._options, self.state, self._journal
             self._participant = participant = Participant(options, state, local, data, total, journal)
+            participant.is_leaving |= self._has_asked_to_leave
             participant.open()  # not before it can be closed: an interrupt may come at any moment
             while (first := participant.advance()) is not None:
                 yield from each(participant, first)
@@ -108,8 +110,9 @@ class RunHandle:
         self._signals.act()
 
     def leave(self) -> None:
-        """Leave the run after the current step; then the loop ends. The others continue and compute nothing again. May
-        be called from any thread."""
+        """Leave the run after the current step; then the loop ends. The others continue and compute nothing again. If
+        the loop has not begun, it has no steps. May be called from any thread."""
+        self._has_asked_to_leave = True
         if self._participant is not None:
             self._participant.is_leaving = True
 

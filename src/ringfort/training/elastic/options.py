@@ -74,7 +74,7 @@ class Options:
         """The largest number of members; None for no limit."""
         return member_range(self.nodes)[1]
 
-    @property
+    @cached_property
     def join_timeout(self) -> float:
         """Seconds after which a program that only sees another run of this name gives up."""
         return (self.config or AutoDiscoveryConfig()).timeout

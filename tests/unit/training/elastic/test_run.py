@@ -23,6 +23,7 @@ class Participant:
     """A run without a cluster, in which this program has nothing to compute."""
 
     is_finished = False
+    is_leaving = False
 
     def __init__(self, *_: Any) -> None:
         self.reasons: list[str] = []
@@ -35,6 +36,8 @@ class Participant:
     def advance(self) -> Done | None:
         if self.error is not None:
             raise self.error
+        if self.is_leaving:
+            return None
         self.steps -= 1
         return Done(Result("b@1", 3 - self.steps, 0), 1.0, 0.0) if self.steps >= 0 else None
 
@@ -52,6 +55,13 @@ def participant(monkeypatch: pytest.MonkeyPatch) -> Participant:
 
 def steps(run: Any) -> Any:
     return run.steps(3, samples=4, batch=2, microbatch=1)
+
+
+def test_a_program_that_leaves_before_its_loop_has_no_steps(participant: Participant) -> None:
+    with ringfort.elastic({"w": np.zeros(2)}, name="early") as run:
+        run.leave()
+        assert list(steps(run)) == []
+    assert participant.reasons[0] == "it leaves"
 
 
 @pytest.mark.parametrize(
