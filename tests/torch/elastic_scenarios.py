@@ -217,6 +217,51 @@ def loops(rank: int, world_size: int, total: int, workers: int) -> Any:
     return {"state": state_of(run), "number": run.number, "seen": seen, "validations": validations}
 
 
+def epochs(rank: int, world_size: int) -> Any:
+    """The nested loop of ordinary scripts, with a scheduler, with breaks, and with mistakes."""
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+    run = elastic(model, optimizer, scheduler=schedule, scheduler_per="pass", **settings("epochs", nodes=1))
+    loader, seen = run.loader(Rows(), microbatch=4, epochs=3, per="pass"), list[int]()
+    found: dict[str, Any] = {"length": len(loader), "again": []}
+    for epoch in range(4):
+        seen.append(0)
+        for number, (index, x, y) in enumerate(loader):
+            if epoch == 1 and number == 3:
+                found["again"].append(index.tolist())
+                break  # before it is computed: the next `for` begins with it
+            if epoch == 2 and number == 0:
+                found["again"].append(index.tolist())
+            run.optimizer.zero_grad()
+            ((model(index, x) - y) ** 2).mean().backward()
+            run.optimizer.step()
+            seen[-1] += 1
+    found |= {"batches": seen, "rate": optimizer.param_groups[0]["lr"]}
+    for index, x, _ in loader:  # the rest: a `for` was lost to the break
+        run.backward(model(index, x).mean())
+        run.step()
+    found |= {"number": run.number, "seen": sorted(set(model.seen.tolist()))}
+
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+    run = elastic(model, optimizer, **settings("breaking", nodes=1))
+    loader = run.loader(Rows(), microbatch=4, epochs=3)
+
+    def step_it() -> None:
+        for index, x, _ in loader:
+            run.backward(model(index, x).mean())
+            schedule.step()
+            run.step()
+
+    found["stepped"] = error_of(step_it)
+    found["second"] = error_of(lambda: list(loader))
+    model(torch.arange(4), torch.ones(4, 4)).mean().backward()
+    found["is_free"] = model.first.weight.grad is not None
+    return found
+
+
 class Rounding(torch.optim.SGD):
     """Rounds differently from other machines."""
 

@@ -135,3 +135,13 @@ def test_those_who_watch_see_steps_seals_samples_and_who_loads(zygote: Zygote, t
     assert slow.total("compute") > 0.9 * 0.05 * sum(slow.samples) / 4
     assert quick.total("data") > 0.9 * 0.01 * sum(quick.samples) / 4
     assert quick.usual("exchange") > max(0.01, slow.usual("exchange"))  # it waits while the other computes
+
+
+def test_the_nested_loop_of_ordinary_scripts_is_one_pass_per_for(zygote: Zygote, tmp_path: Path) -> None:
+    [found] = values(outcomes(zygote, tmp_path, "epochs", 1), [0])
+    assert (found["length"], found["batches"]) == (16, [16, 3, 13, 16])
+    assert found["again"][0] == found["again"][1]
+    assert (found["number"], found["seen"], found["rate"]) == (12, [3.0], 0.05 * 0.5**3)
+    assert "pass the scheduler to elastic(scheduler=)" in found["stepped"]
+    assert 'pass per="pass" to loader()' in found["second"]
+    assert found["is_free"]  # an error in the loop has ended the run, and given the model back

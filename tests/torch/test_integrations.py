@@ -120,7 +120,7 @@ def test_under_accelerate_a_killed_member_comes_back_and_all_have_the_same_weigh
 
 def test_the_loop_of_accelerate_is_one_pass_per_for(accelerate: Forker) -> None:
     found = seen(accelerate, "accelerate_cases", "passes")
-    assert (found["samples"], found["step"], found["length"]) == ([90, 90, 90, 0], 3, 1)
+    assert (found["samples"], found["step"], found["length"]) == ([90, 90, 90, 0], 3, 12)
     assert (found["type"], found["inside"]) == ("torch.float32", "torch.bfloat16")
     assert found["rate"] == [0.5**4]  # stepped by the run, and not by the loop too
     assert found["weights"] == pytest.approx(found["plain"], abs=2e-3)  # of bfloat16

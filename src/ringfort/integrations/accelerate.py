@@ -16,9 +16,11 @@ from typing import Any, Final
 
 from ringfort.config import Environment, hidden
 from ringfort.errors import InvalidArgumentError
-from ringfort.integrations.passes import Passes, Source
+from ringfort.integrations.passes import Source
 from ringfort.torch.names import torch
+from ringfort.torch.training.passes import Passes
 from ringfort.torch.training.run import TorchRun, elastic
+from ringfort.torch.training.run_loader import RunLoader
 
 _PLACE: Final = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 """The place of a process in a group of fixed size, which an elastic run does not have."""
@@ -36,17 +38,19 @@ def new_accelerator(**options: Any) -> Any:
 
 class Loader:
     """The micro-batches of a run, on the accelerator's device. With `epochs=` one `for` is one pass, as with a
-    `DataLoader`; with `steps=` it is the whole run."""
+    `DataLoader`; with `steps=` it is the whole run. A `for` that was left in the middle is continued by the next."""
 
-    def __init__(self, run: TorchRun, batches: Iterable[Any], steps: int, accelerator: Any) -> None:
+    def __init__(self, run: TorchRun, loader: RunLoader, batches: Iterable[Any], accelerator: Any) -> None:
         self.run = run
+        self.dataset = loader.dataset
+        self.batch_size = loader.batch_size
+        self._length = len(loader)
         self._batches = batches
-        self._steps = steps
         self._accelerator = accelerator
 
     def __len__(self) -> int:
-        """Return the steps of one pass."""
-        return self._steps
+        """Return the micro-batches of one `for`, of all machines together: so many come if this machine is alone."""
+        return self._length
 
     def __iter__(self) -> Iterator[Any]:
         send: Any = import_module("accelerate.utils").send_to_device
@@ -98,16 +102,20 @@ def prepare(
     run = elastic(
         model, optimizer, batch=batch, scheduler=scheduler, scaler=accelerator.scaler, clip_norm=clip_norm, **options
     )
-    batches: Iterable[Any] = run.loader(
-        source.dataset, microbatch=source.microbatch, epochs=epochs, steps=steps, **source.options
+    loader = run.loader(
+        source.dataset,
+        microbatch=source.microbatch,
+        epochs=epochs,
+        steps=steps,
+        per="run" if epochs is None else "pass",
+        **source.options,
     )
-    per_pass = source.steps(batch)
-    if epochs is not None:
-        batches = Passes(run, iter(batches), per_pass, epochs * per_pass)
+    # With steps= the whole run is as one pass.
+    batches = loader if steps is None else Passes(run, iter(loader), max(1, steps), steps)
     accelerator.backward = run.backward
     accelerator.clip_grad_norm_ = _Clipping(clip_norm)
     accelerator.clip_grad_value_ = _refuse_values
-    found = (prepared, run.optimizer, Loader(run, batches, per_pass, accelerator))
+    found = (prepared, run.optimizer, Loader(run, loader, batches, accelerator))
     return found if scheduler is None else (*found, _Scheduler(scheduler))
 
 

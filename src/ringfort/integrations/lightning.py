@@ -18,8 +18,9 @@ from threading import current_thread, main_thread
 from typing import Any, Final
 
 from ringfort.errors import BackendUnavailableError, InvalidArgumentError
-from ringfort.integrations.passes import Passes, Source
+from ringfort.integrations.passes import Source
 from ringfort.torch.names import torch
+from ringfort.torch.training.passes import Passes
 from ringfort.torch.training.run import TorchRun, elastic
 
 try:

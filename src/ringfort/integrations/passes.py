@@ -1,11 +1,10 @@
-"""What the libraries have in common: a `DataLoader` of theirs becomes the loader of a run, one pass per `for`."""
+"""What the libraries have in common: a `DataLoader` of theirs becomes the loader of a run."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from ringfort.errors import InvalidArgumentError
 
@@ -58,63 +57,3 @@ class Source:
     def steps(self, batch: int) -> int:
         """Return the steps of one pass."""
         return -(-len(self.dataset) // batch)
-
-
-class _Counted(Protocol):
-    """What is needed of a run."""
-
-    @property
-    def number(self) -> int: ...
-
-    @property
-    def next_number(self) -> int: ...
-
-
-class Passes:
-    """The micro-batches of a run, one pass per `for`.
-
-    A member without a part in the last step of a pass gets the first micro-batch of the next pass instead. That one is
-    kept for the next `for`.
-    """
-
-    def __init__(self, run: _Counted, batches: Iterator[Any], steps: int, total: int) -> None:
-        """`steps` are those of one pass, and `total` those of the run."""
-        self._run = run
-        self._batches = batches
-        self._steps = steps
-        self._total = total
-        self._next: list[Any] = []
-        """At most one."""
-        self.is_over = False
-        """Whether the run has finished, or this program has left it."""
-
-    @property
-    def number(self) -> int:
-        """The pass of the next micro-batch, from 0."""
-        return (self._run.next_number - 1) // self._steps
-
-    def look(self) -> bool:
-        """Wait for the next micro-batch, which stays. Return False if there is none."""
-        if not self._next and not self.is_over:
-            try:
-                self._next.append(next(self._batches))
-            except StopIteration:
-                self.is_over = True
-        return bool(self._next)
-
-    def take(self) -> Any:
-        """Return the next micro-batch, after `look`."""
-        return self._next.pop()
-
-    def __iter__(self) -> Iterator[Any]:
-        if not self.look():
-            return
-        begun = self.number
-        while self.number == begun and self.look() and self.number == begun:
-            yield self.take()
-        self.finish()
-
-    def finish(self) -> None:
-        """After the last step of the run, wait until those who still need something from this member have it."""
-        if self._run.number >= self._total:
-            self.look()

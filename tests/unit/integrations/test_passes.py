@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, strategies as st
 
 from ringfort.errors import InvalidArgumentError
-from ringfort.integrations.passes import Passes, Source
+from ringfort.integrations.passes import Source
+from ringfort.torch.training.passes import Passes
 
 STEPS = 3
 """Steps of a pass."""
@@ -24,6 +25,8 @@ class Run:
         self.total = total
         self.parts = parts
         self._part: int | None = None
+        self.is_left = False
+        """Whether the program has left its loop with a micro-batch that it has not computed."""
         self.asked_at = list[int]()
         """The last step at each request for a micro-batch."""
 
@@ -42,6 +45,10 @@ class Run:
         self._part = step
         if left[:1] != [step]:
             self.number, self._part = step, None
+
+    def begin_again(self) -> bool:
+        was_left, self.is_left = self.is_left, False
+        return was_left
 
     @property
     def next_number(self) -> int:
@@ -89,6 +96,24 @@ def test_the_end_of_a_pass_asks_for_nothing_but_the_end_of_the_run_does() -> Non
     for step in passes:
         run.compute(step, [step + 1])
     assert (run.asked_at, passes.is_over) == ([0, 1, 2, 3, 4, 5, 6], True)  # those who need the last step get it
+
+
+@pytest.mark.parametrize("is_computed", [False, True])
+def test_a_pass_that_was_left_is_continued_with_what_was_not_computed(is_computed: bool) -> None:
+    run = Run([1, 2, 3, 4, 5, 6], 6)
+    passes = Passes(run, run.batches(), STEPS, 6)
+    seen = list[list[int]]()
+    for _ in range(4):
+        seen.append([])
+        for step in passes:
+            seen[-1].append(step)
+            if step == 2 and len(seen) == 1 and not is_computed:
+                run.is_left = True
+                break
+            run.compute(step, [step + 1])
+            if step == 2 and len(seen) == 1:
+                break
+    assert seen == [[1, 2], [3] if is_computed else [2, 3], [4, 5, 6], []]
 
 
 def test_a_run_that_has_ended_has_no_passes() -> None:

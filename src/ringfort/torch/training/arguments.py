@@ -37,6 +37,8 @@ class DataSettings:
         if (epochs is None) == (steps is None):
             raise InvalidArgumentError("epochs", epochs, "pass either epochs= or steps=")
         if is_stream and samples is None:
+            samples = _length_of(dataset)
+        if is_stream and samples is None:
             if steps is None:
                 raise InvalidArgumentError("samples", samples, "say how many samples a pass over the stream has")
             samples = max(1, whole_number("steps", steps)) * self._batch
@@ -44,7 +46,7 @@ class DataSettings:
             if samples is not None:
                 raise InvalidArgumentError("samples", samples, "is for iterable data sets; this one has a length")
             if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
-                why = "must have indices and a length, or be an IterableDataset"
+                why = "must have indices and a length, or be one that can be iterated over again and again"
                 raise InvalidArgumentError("dataset", type(dataset).__name__, why)
             samples = len(dataset)
         size = whole_number("microbatch", microbatch)
@@ -57,6 +59,27 @@ class DataSettings:
             name, given = ("steps", steps) if epochs is None else ("epochs", epochs)
             raise InvalidArgumentError(name, given, "must be a whole number of at least 0")
         return data, total
+
+
+def is_read_as_stream(dataset: Any) -> bool:
+    """Return whether a data set is read from its start, because it has no indices. Raise `InvalidArgumentError` for one
+    that can be read only once."""
+    if isinstance(dataset, torch.utils.data.IterableDataset):
+        return True
+    if not hasattr(dataset, "__iter__") or (hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")):
+        return False
+    if hasattr(dataset, "__next__"):
+        why = "can be read only once, and each pass starts anew; pass an object whose iter() starts at the beginning"
+        raise InvalidArgumentError("dataset", type(dataset).__name__, why)
+    return True
+
+
+def _length_of(dataset: Any) -> int | None:
+    """Return how many samples a stream has, if it says so."""
+    try:
+        return len(dataset)
+    except (TypeError, NotImplementedError):
+        return None
 
 
 def schedulers_of(scheduler: Any) -> list[Any]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from ringfort.errors import InvalidArgumentError
+
 if TYPE_CHECKING:
     from ringfort.torch.training.run import TorchRun
 
@@ -23,6 +25,20 @@ class RunOptimizer:
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Do nothing: the run keeps the gradients until the step is sealed."""
+
+    @property
+    def __class__(self) -> Any:
+        """That of the optimizer, for code that asks with `isinstance`."""
+        return type(self._optimizer)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "step":  # which schedulers replace
+            why = (
+                "make the scheduler for the optimizer itself, before the run, and pass it as scheduler= to elastic() "
+                "or to prepare(): the run steps it, on every machine"
+            )
+            raise InvalidArgumentError("optimizer", "run.optimizer", why)
+        object.__setattr__(self, name, value)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._optimizer, name)

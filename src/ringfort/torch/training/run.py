@@ -21,11 +21,19 @@ from ringfort.config import AutoDiscoveryConfig, DistributedConfig
 from ringfort.errors import InvalidArgumentError
 from ringfort.telemetry.trace import own_trace
 from ringfort.torch.names import torch
-from ringfort.torch.training.arguments import DataSettings, check_model, check_options, checked_weight, schedulers_of
+from ringfort.torch.training.arguments import (
+    DataSettings,
+    check_model,
+    check_options,
+    checked_weight,
+    is_read_as_stream,
+    schedulers_of,
+)
 from ringfort.torch.training.model_buffers import ModelBuffers
 from ringfort.torch.training.model_state import ModelState
 from ringfort.torch.training.optimizer import RunOptimizer
 from ringfort.torch.training.requests import IndexedBatches, StreamBatches
+from ringfort.torch.training.run_loader import For, RunLoader
 from ringfort.torch.training.shards import check_shards
 from ringfort.torch.training.share import Share
 from ringfort.torch.training.tensor_sum import TensorSum
@@ -75,6 +83,7 @@ class TorchRun(RunHandle):
         epochs: int | None = None,
         steps: int | None = None,
         samples: int | None = None,
+        per: For = "run",
         num_workers: int = 0,
         collate_fn: Callable[[list[Any]], Any] | None = None,
         pin_memory: bool = False,
@@ -82,23 +91,26 @@ class TorchRun(RunHandle):
         worker_init_fn: Callable[[int], object] | None = None,
         multiprocessing_context: Any = None,
         timeout: float = 0,
-    ) -> Iterator[Any]:
-        """Return an iterator over the micro-batches that this machine computes, for `epochs` passes over the data set
-        or up to step number `steps`, from wherever the run is. Each has `microbatch` samples, the last of a pass
-        perhaps fewer. Call `backward` and `step` for each.
+    ) -> RunLoader:
+        """Return a loader of the micro-batches that this machine computes, for `epochs` passes over the data set or up
+        to step number `steps`, from wherever the run is. Each has `microbatch` samples, the last of a pass perhaps
+        fewer. Call `backward` and `step` for each.
+
+        One `for` over the loader is the whole run; who breaks out of it leaves the run. With `per="pass"` one `for` is
+        one pass, as in programs that loop over epochs; such a program calls `close` if it ends before the run does.
 
         The samples come in an order that depends on the run's seed; each counts once in each pass, whichever machines
         come and go. Before each micro-batch the generators of torch are seeded with a number that depends on the run's
         seed, the step and the micro-batch alone, so dropout and augmentation are the same whoever computes it. The
         other options are those of `DataLoader`.
 
-        An iterable data set is read by every member in the same order, and not shuffled. `samples` is then the number
-        of samples of a pass; without it, `steps` says when the run ends.
+        A data set without indices is read by every member in the same order, and not shuffled. `samples` is then the
+        number of samples of a pass, by default its length if it has one; without that, `steps` says when the run ends.
 
         Raises `InvalidArgumentError` for invalid arguments, and while the program iterates, if the cluster has a run of
         this name with other data or another model.
         """
-        is_stream = isinstance(dataset, torch.utils.data.IterableDataset)
+        is_stream = is_read_as_stream(dataset)
         data, total = self._settings.cut(dataset, microbatch, epochs, steps, samples, is_stream=is_stream)
         self._check_first(total)
         options = {
@@ -111,16 +123,16 @@ class TorchRun(RunHandle):
             "timeout": timeout,
         }
         batches = (StreamBatches if is_stream else IndexedBatches)(dataset, data, self._share, **options)
+        loader = RunLoader(self, self._batches(batches), dataset, data, total, per=per)
         self._data = data
         self._life = self._new_life(total, data)
-        return self._batches(batches)
+        return loader
 
     def _new_life(self, total: int, data: Data) -> Iterator[tuple[Participant, Turn | Done]]:
         return self._live(total, data, self._sums, lambda run, first: iter([(run, first)]))
 
     def _batches(self, batches: IndexedBatches | StreamBatches) -> Iterator[Any]:
-        life = cast("Any", self._life)
-        with closing(batches), closing(life):
+        with closing(batches), closing(cast("Any", self._life)):
             while True:
                 while self._turn is None:
                     if not self._advance():
@@ -129,14 +141,27 @@ class TorchRun(RunHandle):
                 run.samples_of(turn)
                 with own_trace().loading():
                     batch = batches.get(run, turn)
-                torch.manual_seed(self._share.key(random_key(run.data.seed, turn.compute.step, turn.compute.part)))
-                run.begin()
-                self._sums.open(self._share.samples(run.meter.samples) / run.unit_of(turn))
-                self._is_added = False
+                self._begin(run, turn)
                 self._update.guard.begin()
                 yield batch
                 if not self._is_added:
                     raise InvalidArgumentError("run.loader()", f"step {self.number + 1}", _LOOP)
+
+    def _begin(self, run: Participant, turn: Turn) -> None:
+        """The program gets a micro-batch."""
+        torch.manual_seed(self._share.key(random_key(run.data.seed, turn.compute.step, turn.compute.part)))
+        run.begin()
+        self._sums.open(self._share.samples(run.meter.samples) / run.unit_of(turn))
+        self._is_added = False
+
+    def begin_again(self) -> bool:
+        """Begin the current micro-batch anew, if the program has left its loop before it had gradients. Return whether
+        there is one."""
+        if self._run is None or self._turn is None or self._is_added or self._sums.has_gradients:
+            return False
+        self._run.samples_of(self._turn)
+        self._begin(self._run, self._turn)
+        return True
 
     def backward(self, loss: Any, weight: Any = None, **options: Any) -> None:
         """Compute the gradients of the current micro-batch. `loss` is the mean over its samples. It counts with

@@ -122,8 +122,10 @@ class Stream(torch.utils.data.IterableDataset):
         ({"steps": True}, "steps=True: must be a whole number"),
         ({"steps": 1, "microbatch": 0}, "microbatch=0: must be a whole number of at least 1"),
         ({"steps": 1, "samples": 8}, "samples=8: is for iterable data sets; this one has a length"),
-        ({"steps": 1, "dataset": 3}, "dataset='int': must have indices and a length, or be an IterableDataset"),
+        ({"steps": 1, "dataset": 3}, "dataset='int': must have indices and a length, or be one that can be iterated"),
         ({"steps": 1, "dataset": []}, "samples=0: must be a whole number of at least 1"),
+        ({"steps": 1, "per": "epoch"}, "per='epoch': must be run or pass"),
+        ({"epochs": 1, "dataset": iter([1])}, "dataset='list_iterator': can be read only once"),
         ({"epochs": 1, "dataset": Stream()}, "samples=None: say how many samples a pass over the stream has"),
     ],
 )
@@ -136,6 +138,46 @@ def test_invalid_arguments_of_the_loader_are_named(given: dict[str, Any], words:
     run.close()
     with pytest.raises(InvalidArgumentError, match="a run has one loop"):
         run.loader(Rows(), microbatch=2, steps=1)
+
+
+class Lines:
+    """Has an `iter` that starts anew, and nothing else."""
+
+    def __iter__(self) -> Any:
+        return iter([torch.zeros(2)] * 8)
+
+
+class CountedStream(Stream):
+    def __len__(self) -> int:
+        return 8
+
+
+@pytest.mark.parametrize(
+    ("dataset", "given", "length"),
+    [
+        (Rows(), {"epochs": 3}, 12),
+        (Rows(), {"epochs": 3, "per": "pass"}, 4),
+        (Rows(), {"epochs": 3, "microbatch": 3}, 12),  # of 4 samples, 3 and 1
+        ([torch.zeros(2)] * 9, {"epochs": 2, "per": "pass"}, 5),  # the last step has one sample
+        ([torch.zeros(2)] * 9, {"steps": 5}, 9),
+        (CountedStream(), {"epochs": 2}, 8),
+        (CountedStream(), {"epochs": 2, "samples": 4}, 4),
+        (Lines(), {"epochs": 2, "samples": 8}, 8),
+        (Lines(), {"steps": 3}, 6),
+    ],
+)
+def test_a_loader_knows_its_data_set_and_its_length(dataset: Any, given: dict[str, Any], length: int) -> None:
+    with make() as run:
+        loader = run.loader(dataset, **{"microbatch": 2, **given})
+        assert (len(loader), loader.dataset, loader.batch_size) == (length, dataset, given.get("microbatch", 2))
+
+
+def test_schedulers_for_the_stand_in_of_the_optimizer_are_refused_with_the_way_out() -> None:
+    with make() as run:
+        assert isinstance(run.optimizer, torch.optim.Optimizer)
+        for kind in (torch.optim.lr_scheduler.StepLR, torch.optim.lr_scheduler.CosineAnnealingLR):
+            with pytest.raises(InvalidArgumentError, match="pass it as scheduler="):
+                kind(run.optimizer, 3)
 
 
 def test_outside_a_run_nothing_is_known_and_leaving_does_nothing() -> None:

@@ -1,0 +1,69 @@
+"""What one `for` over the loader of a run is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from ringfort.errors import InvalidArgumentError
+from ringfort.torch.training.run_loader import RunLoader
+from ringfort.training.elastic.dealing import Data
+
+DATA = Data(samples=6, batch=2, microbatch=1)
+
+
+class Run:
+    """A member that computes each micro-batch of two steps of a pass as it comes."""
+
+    def __init__(self) -> None:
+        self.number = 0
+        self.is_open = False
+
+    @property
+    def next_number(self) -> int:
+        return self.number + 1
+
+    def begin_again(self) -> bool:
+        return False
+
+    def batches(self, total: int) -> Iterator[int]:
+        self.is_open = True
+        try:
+            while self.number < total:
+                yield self.number + 1
+                self.number += 1
+        finally:
+            self.is_open = False
+
+
+def loader(run: Run, **options: Any) -> RunLoader:
+    return RunLoader(run, run.batches(6), range(6), DATA, 6, **options)
+
+
+def test_one_for_is_the_whole_run_and_a_second_one_is_told_so() -> None:
+    run = Run()
+    made = loader(run)
+    assert list(made) == [1, 2, 3, 4, 5, 6]
+    with pytest.raises(InvalidArgumentError, match=r"all its passes; pass per=\"pass\""):
+        list(made)
+
+
+def test_who_breaks_out_of_the_whole_run_leaves_it_even_if_the_loader_is_kept() -> None:
+    run = Run()
+    made = loader(run)
+    for number in made:
+        if number == 2:
+            assert run.is_open
+            break
+    assert not run.is_open
+
+
+def test_with_per_pass_a_break_leaves_nothing_and_the_next_for_goes_on() -> None:
+    run = Run()
+    made = loader(run, per="pass")
+    for number in made:
+        if number == 1:
+            break
+    assert run.is_open
