@@ -60,7 +60,7 @@ class Faults(list[str]):
         page.on("console", lambda said: self.append(said.text) if said.type in ("error", "warning") else None)
 
         def asked(request: Any) -> None:
-            if not request.url.startswith(("http://127.0.0.1:", "blob:", "data:")):
+            if not request.url.startswith(("http://127.0.0.1:", "blob:", "data:", "file:")):
                 self.append(f"asked {request.url}")
 
         page.on("request", asked)

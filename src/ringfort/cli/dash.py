@@ -7,10 +7,12 @@ import select
 import signal
 import sys
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from html import escape
 from importlib.util import find_spec
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Final
 
 from typer import Argument, Option, echo
@@ -109,18 +111,39 @@ def _lan(interfaces: Sequence[str]) -> tuple[tuple[str, ...], Certificate]:
 def _serve(server: DashServer, certificate: Certificate | None, *, is_opened: bool) -> None:
     """Print links and wait: for Enter, which asks for another link, or for Ctrl-C."""
     link = _say(server, certificate)
-    if is_opened:
-        import webbrowser
+    with ExitStack() as stack:
+        if is_opened:
+            import webbrowser
 
-        webbrowser.open(link)
-    is_asked = sys.stdin.isatty()
-    while server.is_serving:
-        if not is_asked:
-            time.sleep(LOOK)
-        elif select.select([sys.stdin], [], [], LOOK)[0]:
-            is_asked = bool(sys.stdin.readline())  # empty after Ctrl-D
-            if is_asked:
-                _say(server, certificate)
+            webbrowser.open(stack.enter_context(redirect_to(link)).as_uri())
+        is_asked = _has_keyboard()
+        while server.is_serving:
+            if not is_asked:
+                time.sleep(LOOK)
+            elif select.select([sys.stdin], [], [], LOOK)[0]:
+                is_asked = bool(sys.stdin.readline())  # empty after Ctrl-D
+                if is_asked:
+                    _say(server, certificate)
+
+
+@contextmanager
+def redirect_to(link: str) -> Iterator[Path]:
+    """Make a file that only this user can read and that leads a browser to `link`: every user of the machine can read
+    the arguments of a program, so the link must not be one."""
+    with TemporaryDirectory(prefix="ringfort-dash-") as folder:  # for this user only
+        path = Path(folder) / "open.html"
+        path.touch(0o600)
+        path.write_text(
+            '<!doctype html>\n<meta charset="utf-8">\n<title>Ringfort</title>\n'
+            '<meta name="referrer" content="no-referrer">\n'
+            f'<meta http-equiv="refresh" content="0; url={escape(link)}">\n'
+        )
+        yield path
+
+
+def _has_keyboard() -> bool:
+    # None if it was closed: `ringfort dash <&-`.
+    return sys.stdin is not None and sys.stdin.isatty()  # pyright: ignore[reportUnnecessaryComparison]
 
 
 def _say(server: DashServer, certificate: Certificate | None) -> str:
@@ -133,7 +156,7 @@ def _say(server: DashServer, certificate: Certificate | None) -> str:
     echo(f"  {link}")
     if certificate is not None:
         _say_certificate(link, certificate)
-    again = "Enter prints a new link, " if sys.stdin.isatty() else ""
+    again = "Enter prints a new link, " if _has_keyboard() else ""
     echo(f"{again}Ctrl-C ends", err=True)
     return link
 

@@ -15,10 +15,12 @@ import pytest
 from typer.testing import CliRunner
 
 from ringfort.cli.app import app
+from ringfort.cli.dash import redirect_to
 from ringfort.dashboard.known import Reported
 from ringfort.dashboard.recording_file import Recorder
 from ringfort.telemetry.records import Header
 from ringfort.telemetry.report import Report
+from tests.helpers.agents import until
 
 
 @pytest.fixture
@@ -107,3 +109,48 @@ def test_it_plays_a_recording_to_whoever_has_a_link_prints_another_after_enter_a
     finally:
         code = terminal.end()
     assert code == 0
+
+
+def test_a_browser_is_led_to_the_link_by_a_file_that_nobody_else_can_read() -> None:
+    link = 'http://127.0.0.1:7415/open#abc"&<'
+    with redirect_to(link) as path:
+        assert path.stat().st_mode & 0o777 == 0o600
+        assert path.parent.stat().st_mode & 0o777 == 0o700
+        assert "http://127.0.0.1:7415/open#abc&quot;&amp;&lt;" in path.read_text()
+    assert not path.parent.exists()
+
+
+def test_the_link_is_no_argument_of_the_browser(recording: Path, tmp_path: Path) -> None:
+    browser, seen = tmp_path / "browser", tmp_path / "seen"
+    browser.write_text(f'#!/bin/sh\necho "$@" > {seen}.new\nmv {seen}.new {seen}\n')
+    browser.chmod(0o755)
+    command = [sys.executable, "-m", "ringfort", "dash", str(recording), "--port", "0", "--open"]
+    environment = {**os.environ, "BROWSER": f"{browser} %s"}
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, env=environment) as child:
+        try:
+            assert child.stdout is not None
+            child.stdout.readline()
+            secret = child.stdout.readline().decode().strip().partition("#")[2]
+            until(seen.exists, "the browser was not started")
+            file = Path(seen.read_text().strip().removeprefix("file://"))
+            assert len(secret) == 43
+            assert secret not in seen.read_text()
+            assert secret in file.read_text()
+        finally:
+            child.send_signal(signal.SIGINT)
+            child.wait(20)
+    assert not file.exists()
+
+
+def test_it_works_without_a_keyboard(recording: Path) -> None:
+    command = f"exec {sys.executable} -m ringfort dash {recording} --port 0 --no-browser <&-"
+    with subprocess.Popen(["sh", "-c", command], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        said = [child.stdout.readline(), child.stdout.readline()]
+        assert b"http://" in said[1]
+        assert child.stderr is not None
+        assert child.stderr.readline() == b"Ctrl-C ends\n"
+        child.send_signal(signal.SIGINT)
+        _, errors = child.communicate(timeout=20)
+    assert (child.returncode, errors) == (0, b"")

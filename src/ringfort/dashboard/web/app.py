@@ -16,13 +16,17 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from ringfort.cluster.net.waiting import within
 from ringfort.dashboard.recording import RecordedSource
+from ringfort.dashboard.web.connections import Connections
 from ringfort.dashboard.web.hub import Hub, Viewer
 from ringfort.dashboard.web.pages import pages
-from ringfort.dashboard.web.security import HEADERS, Keys, LinkError, Refusal, Site
+from ringfort.dashboard.web.security import HEADERS, PAGE_HEADER, Keys, LinkError, Refusal, Site
 
 MAX_BODY: Final = 1024
 """Bytes of a request. The longest has about 60."""
+BODY_SECONDS: Final = 10.0
+"""Seconds within which all of a request must be here."""
 MAX_LINES: Final = 1000
 """Lines of a log in one answer."""
 RETRY: Final = b"retry: 1000\n\n"
@@ -49,8 +53,8 @@ class _Wish(msgspec.Struct):
 class Guard:
     """Refuses what `security` refuses, puts its headers on every answer, and lets no error end the server."""
 
-    def __init__(self, app: ASGIApp, site: Site, keys: Keys) -> None:
-        self._app, self._site, self._keys = app, site, keys
+    def __init__(self, app: ASGIApp, site: Site, keys: Keys, connections: Connections) -> None:
+        self._app, self._site, self._keys, self._connections = app, site, keys, connections
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         is_answered = False
@@ -77,10 +81,14 @@ class Guard:
         if refusal is not None:
             return _text(refusal.status, refusal.why)
         is_exchange = path == "/api/session" and method == "POST"
-        if is_exchange or path.startswith(PUBLIC) or self._keys.admits(self._site.session_of(headers)):
+        session = self._site.session_of(headers)
+        if self._keys.admits(session):
+            self._connections.proved(scope["client"])
+            return None
+        if is_exchange or path.startswith(PUBLIC):
             return None
         if path == "/" and method in ("GET", "HEAD"):
-            return _page("closed.html", 401)
+            return None if self._keys.knows(session) else _page("closed.html", 401)
         return _text(401, "This browser has no access, or no longer. Open a new link of `ringfort dash`.")
 
 
@@ -111,7 +119,7 @@ class EventStream(Response):
             await send({"type": "http.response.body", "body": b"data: " + message + b"\n\n", "more_body": True})
 
 
-def application(hub: Hub, site: Site, keys: Keys) -> ASGIApp:
+def application(hub: Hub, site: Site, keys: Keys, connections: Connections) -> ASGIApp:
     """Return the application that shows what `hub` has."""
     answers = _Answers(hub, site, keys)
     routes = [
@@ -123,7 +131,7 @@ def application(hub: Hub, site: Site, keys: Keys) -> ASGIApp:
         Route("/api/log", answers.log),
         Route("/api/playback", answers.playback, methods=["POST"]),
     ]
-    return Guard(Starlette(routes=routes), site, keys)
+    return Guard(Starlette(routes=routes), site, keys, connections)
 
 
 class _Answers:
@@ -153,7 +161,8 @@ class _Answers:
             session = self._keys.redeem(wish.link)
         except LinkError as exc:
             return _text(403, str(exc))
-        return Response(status_code=204, headers={"set-cookie": self._site.set_cookie(session)})
+        headers = {"set-cookie": self._site.set_cookie(session), PAGE_HEADER: session.page}
+        return Response(status_code=204, headers=headers)
 
     async def events(self, request: Request) -> Response:
         session = self._site.session_of(_joined(request.headers))
@@ -193,15 +202,25 @@ def _play(source: RecordedSource, wish: _Wish) -> None:
 
 async def _body(request: Request, kind: type[_T]) -> _T | Refusal:
     """The JSON in a request, of the type `kind`, or why it is refused."""
-    data = b""
-    async for part in request.stream():
-        data += part
-        if len(data) > MAX_BODY:
-            return Refusal(413, f"A request has at most {MAX_BODY} bytes.")
+    try:
+        data = await within(BODY_SECONDS, _read(request))
+    except TimeoutError:
+        return Refusal(408, f"A request takes at most {BODY_SECONDS:.0f} seconds.")
+    if len(data) > MAX_BODY:
+        return Refusal(413, f"A request has at most {MAX_BODY} bytes.")
     try:
         return msgspec.json.decode(data, type=kind)
     except (msgspec.MsgspecError, UnicodeDecodeError) as exc:
         return Refusal(400, f"Malformed request: {exc}")
+
+
+async def _read(request: Request) -> bytes:
+    data = b""
+    async for part in request.stream():
+        data += part
+        if len(data) > MAX_BODY:
+            break
+    return data
 
 
 async def _until_gone(receive: Receive) -> None:

@@ -2,20 +2,29 @@
 
 A page on 127.0.0.1 is not private by itself. Other users of the machine can open it, and so can each page of the
 internet that is open in the same browser, by requests across origins or by a name that it lets point to 127.0.0.1 (DNS
-rebinding). So a link lets in once and for a minute, and everything behind it needs the cookie that the link was
-exchanged for, the right Host, and no foreign Origin.
+rebinding). So a link lets in once and for a minute, and everything behind it needs what the link was exchanged for, the
+right Host, and no foreign Origin.
+
+A link is exchanged for two secrets. The cookie cannot be read by scripts, but browsers send it to all ports of a host,
+so also to a server of another user of this machine. The page's key is in storage that belongs to this port alone, and
+the page sends it with each request for data. Neither is of use without the other.
 """
 
 from __future__ import annotations
 
+import math
 import secrets
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from hashlib import sha256
-from typing import Final
+from hmac import compare_digest
+from typing import Final, NamedTuple
 
+USUAL_PORTS: Final = {"http": 80, "https": 443}
+PAGE_HEADER: Final = "ringfort-page"
+"""The header with the page's key, of requests and of the answer to a link."""
 LINK_SECONDS: Final = 60.0
 """How long a link waits to be opened."""
 SESSION_SECONDS: Final = 24 * 3600.0
@@ -52,6 +61,13 @@ class Refusal:
     why: str
 
 
+class Session(NamedTuple):
+    """What a browser has to show."""
+
+    cookie: str
+    page: str
+
+
 class LinkError(Exception):
     """A link does not let in. The message is for the person who opened it."""
 
@@ -75,7 +91,14 @@ class Site:
     @property
     def origin(self) -> str:
         """The usual origin of the page."""
-        return f"{self.scheme}://{self.hosts[0]}:{self.port}"
+        return f"{self.scheme}://{self._at_port(self.hosts[0])}"
+
+    def _at_port(self, host: str) -> str:
+        """A host with the port, as browsers write it: without the usual one."""
+        return host if self.port == USUAL_PORTS[self.scheme] else f"{host}:{self.port}"
+
+    def _as_browsers(self, address: str) -> str:
+        return address.lower().removesuffix(f":{USUAL_PORTS[self.scheme]}")
 
     @property
     def cookie(self) -> str:
@@ -85,30 +108,28 @@ class Site:
     def refusal(self, method: str, headers: Mapping[str, str]) -> Refusal | None:
         """Return why a request is refused by its Host, Origin or Sec-Fetch-Site; None if it is not. Several headers of
         one name are given as one, joined by commas, and so are refused."""
-        host = headers.get("host", "").lower()
-        if host not in {f"{name}:{self.port}" for name in self.hosts}:
+        host = self._as_browsers(headers.get("host", ""))
+        if host not in map(self._at_port, self.hosts):
             return Refusal(403, f"This page is at {self.origin} only, and the browser asked for {host[:200]!r}.")
         origin = headers.get("origin")
         if origin is None and method not in ("GET", "HEAD"):
             return Refusal(403, "The browser did not say which page sends this request.")
-        if origin is not None and origin.lower() != f"{self.scheme}://{host}":
+        if origin is not None and self._as_browsers(origin) != f"{self.scheme}://{host}":
             return Refusal(403, f"The page {origin[:200]!r} may not use this one.")
         is_opened = method == "GET" and headers.get("sec-fetch-mode") == "navigate"
         if not is_opened and headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
             return Refusal(403, "Another page may not use this one.")
         return None
 
-    def session_of(self, headers: Mapping[str, str]) -> str:
-        """Return the session in the cookies of a request; empty if there is none."""
-        for cookie in headers.get("cookie", "").split(";"):
-            name, _, value = cookie.strip().partition("=")
-            if name == self.cookie:
-                return value
-        return ""
+    def session_of(self, headers: Mapping[str, str]) -> Session:
+        """Return what a request shows; empty if it shows nothing."""
+        cookies = dict(cookie.strip().partition("=")[::2] for cookie in headers.get("cookie", "").split(";"))
+        return Session(cookies.get(self.cookie, ""), headers.get(PAGE_HEADER, ""))
 
-    def set_cookie(self, session: str) -> str:
-        """Return the header that gives a browser its session. It ends with the browser."""
-        return f"{self.cookie}={session}; Path=/; HttpOnly; SameSite=Strict{'; Secure' if self.is_secure else ''}"
+    def set_cookie(self, session: Session) -> str:
+        """Return the header that gives a browser its cookie. It ends with the browser."""
+        secure = "; Secure" if self.is_secure else ""
+        return f"{self.cookie}={session.cookie}; Path=/; HttpOnly; SameSite=Strict{secure}"
 
 
 class Keys:
@@ -122,8 +143,8 @@ class Keys:
         self._clock, self._new_secret = clock, new_secret
         self._links: OrderedDict[bytes, float | None] = OrderedDict()
         """When each ends; None if it was used."""
-        self._sessions: OrderedDict[bytes, float] = OrderedDict()
-        """When each was last used, in this order."""
+        self._sessions: OrderedDict[bytes, tuple[bytes, float]] = OrderedDict()
+        """The page's key of each cookie, and when it was last used, in this order."""
 
     def new_link(self) -> str:
         """Return the secret of a new link."""
@@ -133,7 +154,7 @@ class Keys:
             self._links.popitem(last=False)
         return secret
 
-    def redeem(self, link: str) -> str:
+    def redeem(self, link: str) -> Session:
         """Return a new session for the secret of a link, once. Raises `LinkError`."""
         known = _hash(link)
         if known not in self._links:
@@ -144,19 +165,25 @@ class Keys:
         if self._clock() >= end:
             raise LinkError(f"This link has expired. Each link is for {LINK_SECONDS:.0f} seconds.")
         self._links[known] = None
-        session = self._new_secret()
-        self._sessions[_hash(session)] = self._clock()
+        session = Session(self._new_secret(), self._new_secret())
+        self._sessions[_hash(session.cookie)] = _hash(session.page), self._clock()
         while len(self._sessions) > MAX_SESSIONS:
             self._sessions.popitem(last=False)
         return session
 
-    def admits(self, session: str) -> bool:
+    def knows(self, session: Session) -> bool:
+        """Return whether a browser may have the page, in which there is no data yet: whether its cookie is valid."""
+        _, used_at = self._sessions.get(_hash(session.cookie), (b"", -math.inf))
+        return self._clock() - used_at <= SESSION_SECONDS
+
+    def admits(self, session: Session) -> bool:
         """Return whether a browser is let in, and note that it was here."""
-        known, now = _hash(session), self._clock()
-        used_at = self._sessions.pop(known, None)
-        if used_at is None or now - used_at > SESSION_SECONDS:
+        known = _hash(session.cookie)
+        page, _ = self._sessions.get(known, (b"", 0.0))
+        if not self.knows(session) or not compare_digest(page, _hash(session.page)):
             return False
-        self._sessions[known] = now
+        self._sessions[known] = page, self._clock()
+        self._sessions.move_to_end(known)
         return True
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 import uvicorn
 
 from ringfort.dashboard.web.app import application
+from ringfort.dashboard.web.connections import MAX_CONNECTIONS, Connections, protocol_for
 from ringfort.dashboard.web.hub import INTERVAL, Hub
 from ringfort.dashboard.web.security import Keys, Site
 from ringfort.errors import InvalidArgumentError
@@ -25,8 +26,6 @@ if TYPE_CHECKING:
 PORT: Final = 7415
 """Where the page is if nobody says otherwise and the port is free: below the ports that systems give out themselves."""
 HERE: Final = "127.0.0.1"
-MAX_CONNECTIONS: Final = 128
-"""Of all browsers. The next one is told to come later."""
 PATIENCE: Final = 5
 """Seconds that the server waits for its last answers when it ends. Streams have ended before."""
 
@@ -65,10 +64,11 @@ class DashServer:
         sockets = _listen((HERE, *self._addresses), self._port)
         hosts = (*map(in_address, self._addresses), HERE, "localhost")
         self.site = Site(sockets[0].getsockname()[1], hosts, self._certificate is not None)
+        connections = Connections()
         config = uvicorn.Config(
-            application(self._hub, self.site, self.keys),
+            application(self._hub, self.site, self.keys, connections),
             loop="asyncio",
-            http="h11",
+            http=protocol_for(connections),
             ws="none",
             lifespan="off",
             log_config=None,

@@ -14,6 +14,7 @@ from ringfort.dashboard.web.security import (
     SESSION_SECONDS,
     Keys,
     LinkError,
+    Session,
     Site,
 )
 
@@ -38,8 +39,18 @@ def test_a_link_is_exchanged_for_a_session() -> None:
     made = Keys()
     session = made.redeem(made.new_link())
     assert made.admits(session)
-    assert not made.admits("")
-    assert not made.admits(session[:-1])
+    assert not made.admits(Session("", ""))
+    assert not made.admits(Session(session.cookie[:-1], session.page))
+
+
+def test_a_cookie_without_the_key_of_its_page_gets_no_data() -> None:
+    made = Keys()
+    session, other = made.redeem(made.new_link()), made.redeem(made.new_link())
+    for page in ("", session.cookie, session.page[:-1], other.page):
+        assert not made.admits(Session(session.cookie, page))
+    assert not made.admits(Session("", session.page))
+    assert made.knows(Session(session.cookie, ""))
+    assert made.admits(session)
 
 
 def test_a_link_lets_in_once() -> None:
@@ -69,10 +80,11 @@ def test_a_link_of_another_server_is_unknown() -> None:
 def test_a_session_is_no_link_and_a_link_no_session() -> None:
     made = keys(Clock())
     link = made.new_link()
-    assert not made.admits(link)
+    assert not made.admits(Session(link, link))
     session = made.redeem(link)
-    with pytest.raises(LinkError):
-        made.redeem(session)
+    for secret in session:
+        with pytest.raises(LinkError):
+            made.redeem(secret)
 
 
 def test_a_session_lasts_while_it_is_used_and_ends_a_day_later() -> None:
@@ -103,6 +115,18 @@ def test_links_and_sessions_are_bounded_and_the_oldest_go_first() -> None:
 @pytest.mark.parametrize("host", ["127.0.0.1:7415", "localhost:7415", "LOCALHOST:7415"])
 def test_the_page_is_served_at_its_own_names(host: str) -> None:
     assert SITE.refusal("GET", {"host": host}) is None
+
+
+@pytest.mark.parametrize(("site", "host"), [(Site(80), "127.0.0.1"), (Site(443, ("10.0.0.5",), True), "10.0.0.5")])
+def test_browsers_leave_out_the_usual_port(site: Site, host: str) -> None:
+    assert site.origin == f"{site.scheme}://{host}"
+    for port in ("", f":{site.port}"):
+        for origin in ("", f":{site.port}"):
+            headers = {"host": host + port, "origin": f"{site.scheme}://{host}{origin}"}
+            assert site.refusal("POST", headers) is None
+        assert site.refusal("POST", {"host": host + port, "origin": f"{site.scheme}://{host}:7415"}) is not None
+    assert site.refusal("GET", {"host": f"{host}:7415"}) is not None
+    assert site.refusal("GET", {"host": "evil.example"}) is not None
 
 
 @pytest.mark.parametrize(
@@ -152,12 +176,13 @@ def test_another_page_may_open_this_one_and_not_read_it(where: str) -> None:
 
 
 def test_the_cookie_is_for_this_server_alone_and_no_script_can_read_it() -> None:
-    assert SITE.set_cookie("abc") == "ringfort-dash-7415=abc; Path=/; HttpOnly; SameSite=Strict"
+    abc = Session("abc", "def")
+    assert SITE.set_cookie(abc) == "ringfort-dash-7415=abc; Path=/; HttpOnly; SameSite=Strict"
     secure = Site(443, ("192.168.1.20",), is_secure=True)
-    assert secure.set_cookie("abc") == "__Host-ringfort-dash-443=abc; Path=/; HttpOnly; SameSite=Strict; Secure"
-    assert SITE.session_of({"cookie": "other=1; ringfort-dash-7415=abc; ringfort-dash-7416=x"}) == "abc"
-    assert SITE.session_of({"cookie": "ringfort-dash-7416=x"}) == ""
-    assert SITE.session_of({}) == ""
+    assert secure.set_cookie(abc) == "__Host-ringfort-dash-443=abc; Path=/; HttpOnly; SameSite=Strict; Secure"
+    assert SITE.session_of({"cookie": "other=1; ringfort-dash-7415=abc; ringfort-dash-7416=x"}) == Session("abc", "")
+    assert SITE.session_of({"cookie": "ringfort-dash-7415=abc", "ringfort-page": "def"}) == abc
+    assert SITE.session_of({"cookie": "ringfort-dash-7416=x"}) == SITE.session_of({}) == Session("", "")
 
 
 def test_the_policy_allows_nothing_from_elsewhere_and_nothing_inline() -> None:

@@ -7,14 +7,17 @@ import json
 import socket
 import ssl
 from collections.abc import Iterator
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 
 from ringfort.dashboard.web.certificate import certificate_for
+from ringfort.dashboard.web.connections import MAX_CONNECTIONS, MAX_OF_ADDRESS, Connections
 from ringfort.dashboard.web.hub import MAX_WAITING
-from ringfort.dashboard.web.security import HEADERS, LINK_SECONDS, SESSION_SECONDS, Keys
+from ringfort.dashboard.web.security import HEADERS, LINK_SECONDS, PAGE_HEADER, SESSION_SECONDS, Keys
 from ringfort.dashboard.web.server import DashServer
 from ringfort.errors import InvalidArgumentError
 from ringfort.telemetry.view import RunView
@@ -37,7 +40,7 @@ def server() -> Iterator[DashServer]:
     source = ShownSource(three_machines, {1: ["a line", "<script>alert(1)</script>"]})
     with DashServer(source, port=0, interval=0.02, keys=Keys(CLOCK)) as running:
         # Its second thread starts with the first question, and must not count as left behind by one of the tests.
-        assert ask(running, "/api/log?rank=1", cookie=cookie(running)).status == 200
+        assert ask(running, "/api/log?rank=1", **access(running)).status == 200
         yield running
 
 
@@ -69,11 +72,11 @@ def secret(server: DashServer) -> str:
     return server.new_link().partition("#")[2]
 
 
-def cookie(server: DashServer) -> str:
-    """Be let in."""
+def access(server: DashServer) -> dict[str, str]:
+    """Be let in: the headers of requests from then on."""
     answer = ask(server, "/api/session", "POST", {"link": secret(server)})
     assert answer.status == 204
-    return answer.headers["set-cookie"].partition(";")[0]
+    return {"cookie": answer.headers["set-cookie"].partition(";")[0], PAGE_HEADER: answer.headers[PAGE_HEADER]}
 
 
 def test_a_link_leads_to_the_page(server: DashServer) -> None:
@@ -113,10 +116,60 @@ def test_without_a_cookie_nothing_is_shown(server: DashServer, path: str) -> Non
         assert "ringfort dash" in answer.text
 
 
+@pytest.mark.parametrize("path", ["/api/session", "/api/events", "/api/log?rank=0"])
+def test_a_cookie_that_another_server_of_this_machine_got_is_of_no_use(server: DashServer, path: str) -> None:
+    mine = access(server)
+    assert ask(server, path, cookie=mine["cookie"]).status == 401
+    assert ask(server, path, cookie=mine["cookie"], **{PAGE_HEADER: "guess"}).status == 401
+    assert ask(server, "/", cookie=mine["cookie"]).status == 200  # the page, without data
+
+
+def test_connections_that_say_nothing_or_little_lock_nobody_out(server: DashServer) -> None:
+    address = "127.0.0.1", server.site.port
+    head = f"POST /api/session HTTP/1.1\r\nHost: 127.0.0.1:{address[1]}\r\nOrigin: {server.site.origin}\r\n"
+    with ExitStack() as stack:
+        for number in range(2 * MAX_CONNECTIONS):
+            idle = stack.enter_context(socket.create_connection(address))
+            if number % 2:  # it begins a request, and never ends it
+                idle.sendall(f"{head}Content-Length: 50\r\n\r\n".encode())
+        mine = access(server)
+        assert ask(server, "/api/log?rank=1", **mine).status == 200
+        assert ask(server, "/", **mine).status == 200
+
+
+def test_a_connection_without_a_request_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ringfort.dashboard.web.connections.FIRST_REQUEST", 0.2)
+    monkeypatch.setattr("ringfort.dashboard.web.app.BODY_SECONDS", 0.2)
+    with DashServer(ShownSource(three_machines), port=0) as server:
+        address = "127.0.0.1", server.site.port
+        with socket.create_connection(address, 10) as silent, socket.create_connection(address, 10) as slow:
+            head = f"POST /api/session HTTP/1.1\r\nHost: 127.0.0.1:{address[1]}\r\nOrigin: {server.site.origin}\r\n"
+            slow.sendall(f"{head}Content-Length: 50\r\n\r\n".encode())
+            assert slow.recv(12) == b"HTTP/1.1 408"
+            with suppress(ConnectionResetError):
+                assert silent.recv(1) == b""
+
+
+def test_another_machine_has_a_part_of_the_connections() -> None:
+    connections, closed = Connections(), list[str]()
+
+    def opened(host: str, port: int) -> None:
+        connections.opened((host, port), MagicMock(abort=lambda: closed.append(host)))
+
+    for port in range(200):
+        opened("10.0.0.9", port)
+    opened("10.0.0.5", 1)
+    opened("127.0.0.1", 1)
+    assert len(connections) == MAX_OF_ADDRESS + 2
+    assert set(closed) == {"10.0.0.9"}
+    connections.proved(("127.0.0.1", 1))
+    assert len(connections) == MAX_OF_ADDRESS + 1
+
+
 def test_an_expired_cookie_leads_to_a_page_that_says_what_to_type(server: DashServer) -> None:
-    mine = cookie(server)
+    mine = access(server)
     CLOCK.now += SESSION_SECONDS + 1
-    answer = ask(server, "/", cookie=mine)
+    answer = ask(server, "/", **mine)
     assert answer.status == 401
     assert answer.headers["content-type"].startswith("text/html")
     assert "type <code>ringfort dash</code>" in answer.text
@@ -125,17 +178,17 @@ def test_an_expired_cookie_leads_to_a_page_that_says_what_to_type(server: DashSe
 
 @pytest.mark.parametrize("path", ["/", "/open", "/static/app.js", "/api/log?rank=0"])
 def test_a_foreign_host_is_refused_everywhere(server: DashServer, path: str) -> None:
-    mine = cookie(server)
-    assert ask(server, path, cookie=mine, host=f"evil.example:{server.site.port}").status == 403
-    assert ask(server, path, cookie=mine, host=f"localhost:{server.site.port}").status == 200
+    mine = access(server)
+    assert ask(server, path, **mine, host=f"evil.example:{server.site.port}").status == 403
+    assert ask(server, path, **mine, host=f"localhost:{server.site.port}").status == 200
 
 
 def test_a_foreign_origin_is_refused_and_exchanges_no_link(server: DashServer) -> None:
-    link, mine = secret(server), cookie(server)
+    link, mine = secret(server), access(server)
     for origin in ("https://evil.example", "null"):
         assert ask(server, "/api/session", "POST", {"link": link}, origin=origin).status == 403
-        assert ask(server, "/api/events", cookie=mine, origin=origin).status == 403
-    assert ask(server, "/api/log?rank=0", cookie=mine, sec_fetch_site="cross-site").status == 403
+        assert ask(server, "/api/events", **mine, origin=origin).status == 403
+    assert ask(server, "/api/log?rank=0", **mine, sec_fetch_site="cross-site").status == 403
     assert ask(server, "/api/session", "POST", {"link": link}).status == 204
 
 
@@ -155,22 +208,22 @@ def test_a_foreign_origin_is_refused_and_exchanges_no_link(server: DashServer) -
     ],
 )
 def test_only_the_files_of_the_page_are_served(server: DashServer, path: str) -> None:
-    answer = ask(server, path, cookie=cookie(server))
+    answer = ask(server, path, **access(server))
     assert answer.status == 404
     assert "import" not in answer.text
 
 
 def test_every_answer_has_the_headers(server: DashServer) -> None:
-    mine = cookie(server)
+    mine = access(server)
     answers = [
-        ask(server, "/", cookie=mine),
+        ask(server, "/", **mine),
         ask(server, "/"),
         ask(server, "/open"),
         ask(server, "/static/app.js"),
         ask(server, "/static/nothing"),
-        ask(server, "/api/log?rank=0", cookie=mine),
+        ask(server, "/api/log?rank=0", **mine),
         ask(server, "/", host="evil.example"),
-        ask(server, "/", "DELETE", origin=server.site.origin, cookie=mine),
+        ask(server, "/", "DELETE", origin=server.site.origin, **mine),
     ]
     assert [answer.status for answer in answers] == [200, 401, 200, 200, 404, 200, 403, 405]
     for answer in answers:
@@ -191,7 +244,7 @@ def test_pages_have_nothing_inline_and_no_address_of_another_host(server: DashSe
 def test_events_begin_with_everything(server: DashServer) -> None:
     connection = http.client.HTTPConnection("127.0.0.1", server.site.port, timeout=10)
     try:
-        connection.request("GET", "/api/events", headers={"cookie": cookie(server)})
+        connection.request("GET", "/api/events", headers=access(server))
         answer = connection.getresponse()
         assert answer.status == 200
         assert answer.headers["content-type"].startswith("text/event-stream")
@@ -206,12 +259,12 @@ def test_events_begin_with_everything(server: DashServer) -> None:
 
 
 def test_output_of_a_rank_is_data(server: DashServer) -> None:
-    mine = cookie(server)
-    answer = ask(server, "/api/log?rank=1", cookie=mine)
+    mine = access(server)
+    answer = ask(server, "/api/log?rank=1", **mine)
     assert answer.headers["content-type"] == "application/json"
     assert json.loads(answer.text) == {"lines": ["a line", "<script>alert(1)</script>"]}
     for rank in ("", "x", "-1", "999999999", "%C2%B2"):
-        assert ask(server, f"/api/log?rank={rank}", cookie=mine).status == 400
+        assert ask(server, f"/api/log?rank={rank}", **mine).status == 400
 
 
 def test_malformed_and_long_requests_are_refused(server: DashServer) -> None:
@@ -221,7 +274,7 @@ def test_malformed_and_long_requests_are_refused(server: DashServer) -> None:
 
 
 def test_what_runs_now_cannot_be_wound_back(server: DashServer) -> None:
-    answer = ask(server, "/api/playback", "POST", {"position": 1}, cookie=cookie(server))
+    answer = ask(server, "/api/playback", "POST", {"position": 1}, **access(server))
     assert (answer.status, answer.text) == (409, "This is not a recording.\n")
 
 
@@ -237,8 +290,9 @@ def test_a_browser_that_does_not_read_is_dropped() -> None:
         frozen.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         frozen.settimeout(20)
         frozen.connect(("127.0.0.1", server.site.port))
-        head = f"GET /api/events HTTP/1.1\r\nHost: 127.0.0.1:{server.site.port}\r\nCookie: {cookie(server)}\r\n\r\n"
-        frozen.sendall(head.encode())
+        headers = {"Host": f"127.0.0.1:{server.site.port}", **access(server)}
+        lines = ["GET /api/events HTTP/1.1", *(f"{name}: {value}" for name, value in headers.items()), "", ""]
+        frozen.sendall("\r\n".join(lines).encode())
         assert frozen.recv(12) == b"HTTP/1.1 200"
         until(lambda: server.viewers == 0, "it is still served")
         assert len(made) < 4 * MAX_WAITING

@@ -1,5 +1,6 @@
 // The output of one rank. It is asked for only while it can be seen.
 
+import { ask as request } from "./access.js";
 import { byId, setOptions, setText } from "./dom.js";
 import { rankName } from "./ranks.js";
 
@@ -47,7 +48,7 @@ async function ask() {
   const query = new URLSearchParams({ rank, ...(run ? { run } : {}) });
   let lines;
   try {
-    const answer = await fetch(`/api/log?${query}`);
+    const answer = await request(`/api/log?${query}`);
     if (!answer.ok) return; // the page says why: it has lost its connection or its access
     ({ lines } = await answer.json());
   } catch {

@@ -1,8 +1,13 @@
-// Exchanges the secret of a one-time link, which is behind the # of the address, for this browser's cookie.
+// Exchanges the secret of a one-time link, which is behind the # of the address, for this browser's cookie and key.
+
+import { setKey } from "./access.js";
 
 const secret = location.hash.slice(1);
 // It is of no use in the history.
 history.replaceState(null, "", "/open");
+
+// A new link that is pasted into this tab changes only what is behind the #, and so loads nothing by itself.
+addEventListener("hashchange", () => location.reload());
 
 function fail(title, text) {
   document.getElementById("title").textContent = title;
@@ -22,7 +27,9 @@ async function exchange() {
     fail("No answer", "ringfort dash does not answer. It has probably ended.");
     return;
   }
-  if (answer.ok) location.replace("/");
+  if (answer.ok && !setKey(answer)) {
+    fail("This browser stores nothing for this page", "Allow it to store data for this address, and open a new link.");
+  } else if (answer.ok) location.replace("/");
   else fail("This link does not let you in", await answer.text());
 }
 

@@ -1,5 +1,6 @@
 // Controls of a recording.
 
+import { ask } from "./access.js";
 import { byId, make, setAttribute, setText } from "./dom.js";
 import { clock } from "./format.js";
 
@@ -11,7 +12,7 @@ let heldUntil = 0;
 
 async function wish(what) {
   try {
-    await fetch("/api/playback", { method: "POST", body: JSON.stringify(what) });
+    await ask("/api/playback", { method: "POST", body: JSON.stringify(what) });
   } catch {
     // The page says that the connection is lost.
   }

@@ -1,5 +1,6 @@
 // The connection to `ringfort dash`. It recovers by itself: after sleep, a restart, or a night.
 
+import { ask } from "./access.js";
 import { apply, empty, GapError } from "./state.js";
 
 const SILENCE = 8_000; // Milliseconds without a message after which a connection is taken for dead: two come a second.
@@ -37,13 +38,20 @@ export class Stream {
 
   #connect() {
     clearTimeout(this.#timer);
-    this.#source?.close();
+    this.#source?.abort();
     this.#attempt += 1;
     this.#heardAt = Date.now();
-    const source = new EventSource(`/api/events${this.#run ? `?run=${encodeURIComponent(this.#run)}` : ""}`);
+    const source = new AbortController();
     this.#source = source;
-    source.onmessage = (event) => source === this.#source && this.#take(event.data);
-    source.onerror = () => source === this.#source && this.#failed();
+    this.#read(`/api/events${this.#run ? `?run=${encodeURIComponent(this.#run)}` : ""}`, source);
+  }
+
+  async #read(path, source) {
+    for await (const data of messages(path, source.signal)) {
+      if (source !== this.#source) return;
+      this.#take(data);
+    }
+    if (source === this.#source) this.#failed();
   }
 
   #take(data) {
@@ -70,14 +78,14 @@ export class Stream {
     }
   }
 
-  // EventSource does not say why it failed, and gives up for good if the answer is an error. So ask, and try again.
+  // Ask why, and try again.
   async #failed() {
-    this.#source.close();
+    this.#source.abort();
     this.#source = null;
     const attempt = this.#attempt;
     let status = "lost";
     try {
-      const answer = await fetch("/api/session");
+      const answer = await ask("/api/session");
       if (answer.status === 401) status = "closed";
       else if (answer.ok) status = "connecting";
     } catch {
@@ -87,5 +95,22 @@ export class Stream {
     this.onStatus(status);
     this.#timer = setTimeout(() => this.#connect(), this.#retry);
     this.#retry = Math.min(LAST_RETRY, this.#retry * 2);
+  }
+}
+
+/** The data of server-sent events, until the connection ends. The browser's own EventSource cannot send a header. */
+async function* messages(path, signal) {
+  try {
+    const answer = await ask(path, { signal });
+    if (!answer.ok) return;
+    const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
+    let text = "";
+    for (let part = await reader.read(); !part.done; part = await reader.read()) {
+      const events = (text + part.value).split("\n\n");
+      text = events.pop();
+      for (const event of events) if (event.startsWith("data: ")) yield event.slice("data: ".length);
+    }
+  } catch {
+    // Nobody answers, or the connection was lost or given up.
   }
 }
