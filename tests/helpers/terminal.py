@@ -12,6 +12,12 @@ class Screen:
         self.rows: list[str] = [""]
         self.y = self.x = 0
 
+    def wrap(self, columns: int) -> None:
+        """Make it narrower, with the cursor at the end: rows that are too long continue in the next ones."""
+        parts = [[row[at : at + columns] for at in range(0, max(1, len(row)), columns)] for row in self.rows]
+        self.rows = [part for row in parts for part in row]
+        self.y, self.x = len(self.rows) - 1, len(self.rows[-1])
+
     def feed(self, text: str) -> None:
         for token in re.findall(r"\x1b\[[0-9;]*[A-Za-z]|\r|\n|[^\r\n\x1b]+", text):
             if token == "\r":

@@ -9,6 +9,7 @@ Both streams of a rank go to one file, as bytes, in the order in which the launc
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import tempfile
@@ -45,6 +46,8 @@ class OutputFiles:
         self._host = host and "." + re.sub(r"[^\w.-]", "_", host)[:_MAX_HOST]
         self._run = 1 if folder is None else _next_run(_writable(folder), self._host)
         self._files: dict[int, int] = {}
+        self._missing: dict[int, int] = {}
+        """Bytes of each rank that could not be written, and that its file does not mention yet."""
         self._recent: dict[int, RecentOutput] = {}
         self._has_warned = False
 
@@ -86,10 +89,25 @@ class OutputFiles:
             recent.write(data)
         file, rest = self._files.get(rank), data
         try:
+            self._mention(rank)
             while file is not None and rest:
                 rest = rest[os.write(file, rest) :]
         except OSError as exc:  # written again with the next output: somebody may make room
+            self._missing[rank] = self._missing.get(rank, 0) + len(rest)
             self._failed(rank, exc)
+
+    def _mention(self, rank: int) -> None:
+        """Write into the file of a rank that output is missing, if some is. Raises `OSError`."""
+        file, missing = self._files.get(rank), self._missing.get(rank, 0)
+        if file is not None and missing:
+            words = f"\n[ringfort: {missing} bytes of output are missing here, they could not be written]\n"
+            # A part of it would not be understood: there is room for all of it, or for nothing.
+            end = os.lseek(file, 0, os.SEEK_CUR)
+            if os.write(file, words.encode()) < len(words):
+                os.lseek(file, end, os.SEEK_SET)
+                os.ftruncate(file, end)
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            del self._missing[rank]
 
     def _failed(self, rank: int, exc: OSError) -> None:
         if not self._has_warned:
@@ -100,6 +118,9 @@ class OutputFiles:
             )
 
     def _close_file(self, rank: int) -> None:
+        with suppress(OSError):
+            self._mention(rank)
+        self._missing.pop(rank, None)
         file = self._files.pop(rank, None)
         if file is not None:
             with suppress(OSError):  # network file systems report a full disk here

@@ -121,7 +121,9 @@ class Printer:
         if live is not None and (final or is_due or now >= self._draw_at):
             rows = self._rows(live)
         disturbs = rows != self._drawn or any(self._is_live[is_error] for is_error, _ in final)
-        pieces = [(live, _erase(self._drawn)), *final, (live, rows)] if live is not None and disturbs else final
+        pieces = final
+        if live is not None and disturbs:
+            pieces = [(live, _erase(self._drawn, self._size(live)[0])), *final, (live, rows)]
         # One write for all that goes to the same stream, so that nothing flickers.
         for is_error, group in groupby(pieces, key=itemgetter(0)):
             self._write(is_error, b"".join(data for _, data in group))
@@ -133,9 +135,7 @@ class Printer:
         shown = [(key, row) for key in sorted(self._live) if self._is_live[key[1]] for row in self._live[key]]
         if not (shown or self.status):
             return b""
-        from rich.console import Console
-
-        columns, lines = Console(file=self._streams[live]).size
+        columns, lines = self._size(live)
         room = lines - 1 - bool(self.status)
         more = len(shown) - room
         if more > 0:
@@ -146,6 +146,13 @@ class Printer:
         if self.status:
             text.append(_fit(self.status.encode(), columns - 1))
         return b"\n".join(text)
+
+    def _size(self, live: bool) -> tuple[int, int]:
+        """Columns and lines of the terminal, which may change at any time."""
+        from rich.console import Console
+
+        columns, lines = Console(file=self._streams[live]).size
+        return columns, lines
 
     def _prefix(self, rank: int, is_error: bool) -> bytes:
         text = f"[{rank:>{self._width}}]"
@@ -166,8 +173,16 @@ class Printer:
                 os.dup2(nowhere.fileno(), stream.fileno())
 
 
-def _erase(drawn: bytes) -> bytes:
-    return b"" if not drawn else b"\r" + b"\x1b[A" * drawn.count(b"\n") + b"\x1b[J"
+def _erase(drawn: bytes, columns: int) -> bytes:
+    """Go up to the first row that was drawn, and erase all below. Terminals that were made narrower since then have
+    wrapped the rows."""
+    if not drawn:
+        return b""
+    from rich.cells import cell_len
+
+    widths = [cell_len(_COLOUR.sub("", row)) for row in drawn.decode(errors="replace").split("\n")]
+    rows = sum(max(1, -(-width // max(1, columns))) for width in widths)
+    return b"\r" + b"\x1b[A" * (rows - 1) + b"\x1b[J"
 
 
 def _fit(text: bytes | bytearray, room: int) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
@@ -82,6 +83,34 @@ def test_a_full_disk_is_one_warning_and_no_error(tmp_path: Path) -> None:
     logs.close()
     (warning,) = said
     assert warning.startswith(f"cannot keep the output of rank 0 in {tmp_path}: No space left on device. The run")
+
+
+def test_output_that_a_full_disk_has_lost_is_mentioned_when_there_is_room_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logs, write, room = OutputFiles(tmp_path), os.write, [6]
+
+    def limited(file: int, data: bytes) -> int:
+        if not room[0]:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        written = write(file, data[: room[0]])
+        room[0] -= written
+        return written
+
+    logs.begin(0)
+    monkeypatch.setattr(os, "write", limited)
+    logs.write(0, b"one\ntwo\n")
+    logs.write(0, b"three\n")
+    room[0] = 10  # not enough for the words
+    logs.write(0, b"four\n")
+    room[0] = 1000
+    logs.write(0, b"five\n")
+    room[0] = 0
+    logs.write(0, b"six\n")
+    room[0] = 1000
+    logs.close()
+    words = b"\n[ringfort: %d bytes of output are missing here, they could not be written]\n"
+    assert kept(tmp_path) == {"rank-0.log": b"one\ntw" + words % 13 + b"five\n" + words % 4}
 
 
 def test_a_folder_that_was_removed_is_one_warning_and_no_error(tmp_path: Path) -> None:

@@ -162,6 +162,23 @@ def test_the_status_keeps_its_row_when_there_are_too_many_bars(terminal: Stream)
     assert rows[-2:] == ["... and 19 more", "step 1"]
 
 
+def test_a_terminal_that_was_made_narrower_has_no_ghosts(terminal: Stream, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, screen = Clock(), Screen()
+    printer = Printer(terminal, terminal, clock)
+    printer.status = "step 1 " + "\u00b7" * 60
+    printer.show([output(0, b"a line", live=[bar(b"x" * 70), bar(b"short")])])
+    screen.feed(terminal.text)
+    before = len(terminal.text)
+    monkeypatch.setenv("COLUMNS", "30")
+    screen.wrap(30)
+    assert len(screen.rows) == 8
+    clock.now += DRAW_SECONDS
+    printer.status = "step 2"
+    printer.show([output(0, live=[bar(b"y" * 70)])])
+    screen.feed(terminal.text[before:])
+    assert screen.rows == ["[0] a line", "[0] " + 25 * "y", "step 2"]
+
+
 def test_without_a_terminal_no_status_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     out, err = Stream(), Stream()
     printer = Printer(out, err, Clock())
