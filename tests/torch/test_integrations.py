@@ -103,8 +103,10 @@ def survives(process: Forker, program: Path, folder: Path, prefix: str) -> None:
 
 
 def seen(process: Forker, program: str, *arguments: str) -> Any:
-    """What a program of tests/workers has seen as the only member of a run."""
-    member = process.start(ROOT / "tests" / "workers" / f"{program}.py", *arguments, RINGFORT_INTERFACES="127.0.0.1")
+    """What a program of tests/workers, or of this folder, has seen as the only member of a run."""
+    path = ROOT / "tests" / "workers" / f"{program}.py"
+    path = path if path.exists() else Path(__file__).with_name(f"{program}.py")
+    member = process.start(path, *arguments, RINGFORT_INTERFACES="127.0.0.1")
     assert member.end() == 0, member.words
     return json.loads(member.words.partition("\nseen ")[2] or member.words.partition("seen ")[2])
 
@@ -130,6 +132,15 @@ def test_with_steps_it_is_the_whole_run_and_losses_are_scaled_once(accelerate: F
     found = seen(accelerate, "accelerate_cases", "steps")
     assert (found["samples"], found["again"], found["step"]) == (450, 0, 5)
     assert found["weights"] == pytest.approx(found["plain"], rel=1e-4)
+
+
+def test_a_loop_of_accelerate_that_is_left_goes_on_with_what_it_has_not_computed(
+    accelerate: Forker, tmp_path: Path
+) -> None:
+    found = seen(accelerate, "integration_cases", "accelerate", str(tmp_path))
+    assert (found["length"], found["size"], found["is_same"]) == (12, 8, True)
+    assert (found["counted"], found["times"], found["step"]) == ([5, 7, 12, 0], [2], 6)
+    assert "pass it as scheduler=" in found["scheduler"]
 
 
 def test_what_accelerate_cannot_do_in_a_run_is_refused(accelerate: Forker) -> None:
@@ -211,3 +222,16 @@ def test_what_lightning_cannot_do_in_a_run_is_refused(lightning: Forker, tmp_pat
     found = seen(lightning, "lightning_cases", "refusals", str(tmp_path))
     assert found.keys() == words.keys()
     assert {name: word in found[name] for name, word in words.items()} == dict.fromkeys(words, True), found
+
+
+def test_callbacks_of_lightning_that_change_one_machine_alone_and_a_second_fit_are_refused(
+    lightning: Forker, tmp_path: Path
+) -> None:
+    found = seen(lightning, "integration_cases", "lightning", str(tmp_path))
+    for name, words in found["refused"].items():
+        assert f"callbacks='{name}'" in words
+        assert "on_step= of ElasticStrategy" in words
+    assert {"StochasticWeightAveraging", "Unfreezing", "GradientAccumulationScheduler"} <= found["refused"].keys()
+    assert "this strategy has had its run" in found["again"]
+    assert found["before"] == found["after"] == [3, 12]
+    assert found["longer"] == [9, 36]  # another Trainer continues from the checkpoint

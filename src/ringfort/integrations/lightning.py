@@ -25,6 +25,7 @@ from ringfort.torch.training.run import TorchRun, elastic
 
 try:
     from lightning.fabric.utilities import rank_zero
+    from lightning.pytorch import callbacks
     from lightning.pytorch.plugins.precision import Precision
     from lightning.pytorch.strategies import SingleDeviceStrategy
     from lightning.pytorch.utilities.model_helpers import is_overridden
@@ -39,6 +40,16 @@ _RUNS: Final = (
     "optimizer_step",
 )
 """Hooks of a module that are not called: the run does what they are for, in steps that it replays too."""
+_REFUSED: Final = {
+    "StochasticWeightAveraging": "averages weights and changes learning rates",
+    "WeightAveraging": "averages weights",
+    "BaseFinetuning": "freezes and unfreezes layers",
+    "GradientAccumulationScheduler": "changes the size of a step, which batch= is",
+    "ModelPruning": "changes weights",
+    "LearningRateFinder": "trains before the run begins",
+    "BatchSizeFinder": "trains before the run begins",
+}
+"""Callbacks that change the training of one machine alone: one that joins does not run them for the steps it missed."""
 
 
 class ElasticStrategy(SingleDeviceStrategy):
@@ -93,6 +104,12 @@ class ElasticStrategy(SingleDeviceStrategy):
         super().setup(trainer)
         if trainer.state.fn != "fit":
             return
+        if self.run is not None:
+            why = (
+                "this strategy has had its run; to train for longer, make another Trainer with another "
+                "ElasticStrategy, a larger max_epochs and the same checkpoint="
+            )
+            raise InvalidArgumentError("fit", "called again", why)
         _check(trainer)
         configs, self.lr_scheduler_configs = self.lr_scheduler_configs, []
         intervals = {config.interval for config in configs}
@@ -277,5 +294,11 @@ def _check(trainer: Any) -> None:
     for name, (value, wanted, why) in refused.items():
         if value != wanted or type(value) is not type(wanted):
             raise InvalidArgumentError(name, value, why)
+    for callback in trainer.callbacks:
+        for name, what in _REFUSED.items():
+            kind = getattr(callbacks, name, None)  # not every version has all of them
+            if kind is not None and isinstance(callback, kind):
+                why = f"{what}, on one machine alone; do that in on_step= of ElasticStrategy, which runs on all"
+                raise InvalidArgumentError("callbacks", type(callback).__name__, why)
     if trainer.gradient_clip_val and trainer.gradient_clip_algorithm == "value":
         raise InvalidArgumentError("gradient_clip_algorithm", "value", "a run clips by norm alone")
