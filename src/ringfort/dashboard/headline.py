@@ -56,12 +56,16 @@ def title_line(scene: Scene, width: int) -> Text:
     return line((f" {left}{space}{right} ", "reverse"))
 
 
-def head_lines(scene: Scene, view: RunView, width: int) -> list[Text]:
-    """The sentence, what a person should know, and the figures of the run."""
+def head_lines(scene: Scene, view: RunView, width: int, room: int = 100) -> list[Text]:
+    """The sentence, what a person should know, and the figures of the run, in at most `room` lines. Faults come first
+    if there is no room for everything."""
     sentence = shorten(wrap(clean(view.verdict.sentence), width), SENTENCE_LINES, width, scene.signs)
     told = text_lines(notices(view, scene.failure, scene.played), width, NOTICE_LINES)
     figures = flow([line(item) for item in verdict_items(view.verdict, view.ranks)], width)
-    return [*(line((text, "bold")) for text in sentence), *told, *figures]
+    said = [line((text, "bold")) for text in sentence]
+    lines = [*said, *told, *figures]
+    has_faults = len(told) > 0 and told[0].plain.startswith("! ")
+    return (lines if len(lines) <= room or not has_faults else [*told, *said, *figures])[:room]
 
 
 def verdict_items(verdict: Verdict, ranks: Sequence[RankView]) -> list[str]:

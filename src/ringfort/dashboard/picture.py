@@ -83,7 +83,7 @@ def _absence(scene: Scene) -> tuple[RunView | None, str, str | None, float]:
 
 def _page(scene: Scene, view: RunView, width: int, height: int) -> list[Text]:
     sections = _sections(scene, view, width, height)
-    head = [title_line(scene, width), *head_lines(scene, view, width)[: max(3, height // 2 - 1)]]
+    head = [title_line(scene, width), *head_lines(scene, view, width, max(3, height // 2 - 1))]
     room = height - 1 - len(head)
     spaces = len(sections)
     if sum(min(section.most, ENOUGH) for section in sections) + spaces > room:

@@ -39,14 +39,14 @@ def without_replaced(view: RunView) -> RunView:
 def notices(view: RunView, failure: str = "", played: Played | None = None) -> list[Notice]:
     """Return what a person should know, the worst first."""
     found: list[Notice] = []
+    lost = [rank for rank in view.ranks if rank.state == "lost"]
+    if lost:
+        found.append(Notice(f"{_who(lost)} lost: {_have_ended(lost)}. {_its(lost)} log may say why.", is_bad=True))
     if failure:
         found.append(Notice(f"{failure} The picture is the last one that is known.", is_bad=True))
     told = clean(view.notice)
     if told:
         found.append(Notice(told, is_bad=True))
-    lost = [rank for rank in view.ranks if rank.state == "lost"]
-    if lost:
-        found.append(Notice(f"{_who(lost)} lost: {_have_ended(lost)}. {_its(lost)} log may say why.", is_bad=True))
     odd = [rank for rank in view.ranks if rank.state == "nonsense" and clean(rank.name) not in told]
     if odd:
         found.append(

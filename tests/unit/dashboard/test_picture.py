@@ -132,6 +132,15 @@ def test_a_lost_rank_is_told_in_a_sentence_and_in_its_row() -> None:
     assert "Ranks 1 (laptop), 2 (attic) are lost: their processes have ended" in shown(run.advance(2))
 
 
+def test_a_loss_is_seen_in_the_smallest_terminal() -> None:
+    run = three_machines()
+    run.ranks[2].is_alive = False
+    view = replace(run.advance(2), notice="Only this machine is seen: no network. " * 3)
+    text = shown(view, width=40, height=10, failure="It failed.")
+    assert "! Rank 2 (attic) is lost: its process" in text
+    assert "Its log may say why." in text
+
+
 def test_a_rank_that_another_process_has_taken_over_is_shown_once() -> None:
     view = three_machines().view()
     ended = replace(view.ranks[1], key="laptop:1", state="lost")
