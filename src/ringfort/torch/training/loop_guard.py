@@ -7,7 +7,7 @@ rate or a weight that a loop sets is set on some machines alone, and they would 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from ringfort.errors import InvalidArgumentError
 from ringfort.torch.names import torch
@@ -76,10 +76,17 @@ class LoopGuard:
 
 
 def _mark(value: Any) -> Any:
-    return (value, value._version) if isinstance(value, torch.Tensor) else value
+    return _Written(value, value._version) if isinstance(value, torch.Tensor) else value
+
+
+class _Written(NamedTuple):
+    """A tensor, such as a learning rate on a GPU, and how often it was written."""
+
+    tensor: Any
+    version: int
 
 
 def _is_same(before: Any, now: Any) -> bool:
-    if isinstance(before, tuple) and before and isinstance(before[0], torch.Tensor):
-        return isinstance(now, tuple) and now[0] is before[0] and now[1] == before[1]
+    if isinstance(before, _Written):
+        return isinstance(now, _Written) and now.tensor is before.tensor and now.version == before.version
     return bool(before == now)

@@ -27,9 +27,10 @@ class RunOptimizer:
         """Do nothing: the run keeps the gradients until the step is sealed."""
 
     @property
-    def __class__(self) -> Any:
+    def __class__(self) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         """That of the optimizer, for code that asks with `isinstance`."""
-        return type(self._optimizer)
+        found: Any = type(self._optimizer)  # pyright: ignore[reportUnknownVariableType]
+        return found
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "step":  # which schedulers replace

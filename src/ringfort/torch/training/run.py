@@ -41,6 +41,7 @@ from ringfort.torch.training.update import OnStep, Update
 from ringfort.training.elastic.dealing import Data
 from ringfort.training.elastic.handle import RunHandle, failure_of
 from ringfort.training.elastic.launched import with_launcher
+from ringfort.training.elastic.memory_needs import MemoryNeeds
 from ringfort.training.elastic.options import Nonfinite, Options
 from ringfort.training.elastic.participant import Participant
 from ringfort.training.elastic.sample_order import random_key
@@ -49,6 +50,12 @@ from ringfort.training.elastic.step import Done, Turn
 
 Per = Literal["step", "pass"]
 _LOOP: Final = "call run.backward(loss) and run.step() once for each batch of run.loader()"
+
+_ELEMENTWISE: Final = tuple(
+    getattr(torch.optim, name)
+    for name in ("Adadelta", "Adagrad", "Adam", "Adamax", "AdamW", "ASGD", "NAdam", "RAdam", "RMSprop", "Rprop", "SGD")
+)
+"""Optimizers that change each number by itself, so the number of threads does not matter."""
 
 
 class TorchRun(RunHandle):
@@ -255,6 +262,12 @@ class TorchRun(RunHandle):
         """The mean loss over all samples of the last step; 0 if the program computes gradients without `backward`."""
         return self._loss
 
+    @property
+    def memory(self) -> MemoryNeeds:
+        """The memory that the run takes on this machine beside the program's own. `print(run.memory)` says it in words,
+        before the first step too; the state is as large as it is now."""
+        return self._sums.memory
+
     def _leave(self, why: str) -> None:
         """Leave the run, and give model and optimizer back to the program."""
         try:
@@ -330,7 +343,9 @@ def elastic(
     parts = _parts_for(plain)
     tree = parts.state(model, optimizer, schedulers, scaler, state)
     buffers = ModelBuffers(plain)
-    sums = parts.sums(tree.names, optimizer, buffers, overlaps=overlap)
+    sums = parts.sums(
+        tree.names, optimizer, buffers, overlaps=overlap, state_bytes=lambda: tree.manifest().nbytes
+    )  # fmt: skip
     update = Update(
         sums,
         buffers,
@@ -360,14 +375,17 @@ def elastic(
         nonfinite=nonfinite or ("error" if scaler is None else "skip"),
         config=config,
         group=group,
-        machine_class=machine_class or _class_of(sums) + parts.kind,
+        machine_class=machine_class or _class_of(sums, optimizer) + parts.kind,
     )
     return parts.run(tree, sums, update, options, optimizer, DataSettings(batch, seed))
 
 
-def _class_of(sums: TensorSum) -> str:
+def _class_of(sums: TensorSum, optimizer: Any) -> str:
     """Return the class of this machine: updates on one device have the same bits on another of the same class."""
     device = sums.parameters[0].device
     if device.type == "cuda":
         return f"cuda {torch.cuda.get_device_name(device)} torch {torch.__version__}"
-    return own_class() if device.type == "cpu" else f"{device.type} torch {torch.__version__}"
+    if device.type != "cpu":
+        return f"{device.type} torch {torch.__version__}"
+    # Sums over a tensor, such as norms, are added up in another order with another number of threads.
+    return own_class() if type(optimizer) in _ELEMENTWISE else f"{own_class()} {torch.get_num_threads()} threads"

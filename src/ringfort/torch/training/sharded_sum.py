@@ -33,20 +33,37 @@ class ShardedSum(TensorSum):
     shards of all ranks."""
 
     def __init__(
-        self, link: Link, model: Any, names: dict[Any, str], optimizer: Any, buffers: ModelBuffers, *, overlaps: bool
+        self,
+        link: Link,
+        model: Any,
+        names: dict[Any, str],
+        optimizer: Any,
+        buffers: ModelBuffers,
+        *,
+        overlaps: bool,
+        state_bytes: Callable[[], int] = lambda: 0,
     ) -> None:
         self._link = link
         self._outputs: list[Any] = []
         """What the model has returned in this micro-batch."""
         self._own_count = 0.0
         self._total_loss = 0.0
-        super().__init__(names, optimizer, buffers, overlaps=False)
+        super().__init__(names, optimizer, buffers, overlaps=False, state_bytes=state_bytes)
         self._model_hook = model.register_forward_hook(self._returned)
 
     # --- the layout ---------------------------------------------------------------------------------------------------
 
     def _device(self) -> Any:
         return torch.device("cpu")  # which the local ranks share
+
+    def _on_devices(self, device: Any) -> dict[Any, int]:
+        """Return the bytes of this rank's sums: those of its shards, where these are."""
+        found = dict[Any, int]()
+        for parameter in self.parameters:
+            if parameter.device.type != "cpu":
+                size = 8 if parameter.dtype is torch.float64 else 4
+                found[parameter.device] = found.get(parameter.device, 0) + local_part(parameter).numel() * size
+        return found
 
     def _new_staging(self, device: Any, sizes: Sizes) -> HostStaging:
         moves = sum(int(np.prod(shape)) for _, _, shape in self._buffers.described())

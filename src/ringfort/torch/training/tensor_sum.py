@@ -25,7 +25,7 @@ from ringfort.torch.training.reduction import Reduction
 from ringfort.torch.training.staging import DeviceStaging, HostStaging, Sizes
 from ringfort.training.elastic.digests import Inspection
 from ringfort.training.elastic.local_sum import Gradient, Layout
-from ringfort.training.elastic.memory_needs import gradient_bytes
+from ringfort.training.elastic.memory_needs import MemoryNeeds, gradient_bytes
 from ringfort.training.elastic.sample_order import Array
 
 _log = logging.getLogger(__name__)
@@ -39,12 +39,21 @@ _KINDS: Final = {"float16": "float32", "bfloat16": "float32", "float32": "float3
 class TensorSum:
     """The local sum of one member. Only for the program's thread, except the hooks."""
 
-    def __init__(self, names: dict[Any, str], optimizer: Any, buffers: ModelBuffers, *, overlaps: bool) -> None:
-        """`names` are those of the model's parameters."""
+    def __init__(
+        self,
+        names: dict[Any, str],
+        optimizer: Any,
+        buffers: ModelBuffers,
+        *,
+        overlaps: bool,
+        state_bytes: Callable[[], int] = lambda: 0,
+    ) -> None:
+        """`names` are those of the model's parameters. `state_bytes` returns the size of the state."""
         self._names = names
         self._optimizer = optimizer
         self._buffers = buffers
         self._overlaps = overlaps
+        self._state_bytes = state_bytes
         self.parameters: list[Any] = []
         """Those that are trained, in the order of the layout."""
         self._handles: list[Any] = []
@@ -97,8 +106,9 @@ class TensorSum:
         is_host = device.type == "cpu"
         self.host_copies = 3 if is_host else 2
         """The sum, and the results of the last step and of the next."""
-        self.device_bytes = 0 if is_host else gradient_bytes(self.layout)
-        check_memory(gradient_bytes(self.layout), self.host_copies, device)
+        on_devices = self._on_devices(device)
+        self.device_bytes = sum(on_devices.values())
+        check_memory(self.memory, on_devices)
         self.staging = self._new_staging(device, self.layout.sizes)
         self._views = self._cut(self.staging.flats)
         self._beside = dict.fromkeys(self.layout.sizes, 0)
@@ -107,6 +117,17 @@ class TensorSum:
             self._beside[_KINDS[one.kind]] += one.size
         self._touched = [False] * len(every)
         self._buckets = self.layout.buckets()
+
+    @property
+    def memory(self) -> MemoryNeeds:
+        """What the run takes beside the program's own."""
+        assert self.layout is not None
+        return MemoryNeeds.of(self.layout, self._state_bytes(), self.host_copies, self.device_bytes)
+
+    def _on_devices(self, device: Any) -> dict[Any, int]:
+        """Return the bytes of the sums on devices other than the host."""
+        assert self.layout is not None
+        return {} if device.type == "cpu" else {device: gradient_bytes(self.layout)}
 
     def _device(self) -> Any:
         """Return where gradients are added up: of several devices the host does it."""
