@@ -26,8 +26,8 @@ from ringfort.dashboard.known import AnyFrame, Over, Reported
 from ringfort.errors import InvalidArgumentError
 from ringfort.telemetry.report import fitted
 
-LIMIT: Final = GIB
-"""Bytes of a recording: a day of 20 ranks."""
+LIMIT: Final = 4 * GIB
+"""Bytes of a recording: a day of 32 ranks with 1.5 KB a second each. A report has at most 2 KB, and usually 0.6."""
 _NAME: Final = b"ringfort recording "
 _MAGIC: Final = _NAME + b"1\n"
 _HEAD: Final = Struct("<IBd")

@@ -12,7 +12,7 @@ from hypothesis import given, settings, strategies as st
 from ringfort.dashboard import recording, recording_file
 from ringfort.dashboard.known import Ended, Happened, Known, Linked, Over, Printed, Reported
 from ringfort.dashboard.recording import FULL, RecordedSource, _choose
-from ringfort.dashboard.recording_file import Recorder, RecordingReader
+from ringfort.dashboard.recording_file import LIMIT, Recorder, RecordingReader
 from ringfort.errors import InvalidArgumentError
 from ringfort.telemetry.view import LinkView, RunView, ShownEvent
 from ringfort.telemetry.watching import LogPart
@@ -207,6 +207,15 @@ def test_what_cannot_be_read_or_written_is_refused_with_the_reason(path: Path, t
     with pytest.raises(InvalidArgumentError, match="exists already"):
         Recorder(path)
     assert path.read_bytes() == b"something dear"
+
+
+def test_a_day_of_32_ranks_fits_into_a_recording(path: Path) -> None:
+    run = Taped(path, ranks=32)
+    for rank in run.ranks:
+        rank.vitals = dict.fromkeys(("cpu", "memory", "memory_total", "gpu", "temperature"), 0.5)
+    run.train(60)
+    run.recorder.close()
+    assert path.stat().st_size / 60 * 24 * 3600 < LIMIT
 
 
 def test_a_recording_stops_at_its_limit_and_says_so(path: Path) -> None:
