@@ -31,6 +31,7 @@ FLAGS = [
 ]
 PICTURES = Path(__file__).parents[2] / "build" / "pictures"
 """Where screenshots are left, to be looked at."""
+AXE = Path(__file__).parent / "axe" / "axe.min.js"
 
 
 @pytest.fixture(scope="session")
@@ -98,3 +99,32 @@ def picture(page: Page, name: str) -> None:
     """Leave a screenshot."""
     PICTURES.mkdir(parents=True, exist_ok=True)
     page.screenshot(path=PICTURES / f"{name}.png", full_page=True)
+
+
+def faults_by_axe(page: Page) -> list[str]:
+    """What axe finds: how bad it is, which rule, and where."""
+    page.evaluate(AXE.read_text())
+    found = page.evaluate("async () => (await axe.run()).violations")
+    return [f"{one['impact']}: {one['id']}: {one['nodes'][0]['html']}" for one in found]
+
+
+def reached_by_tab(page: Page) -> list[str]:
+    """Go through all controls with the Tab key, and return their names. Each must be reached in its turn, and show that
+    it has the focus."""
+    controls = (
+        "[...document.querySelectorAll('a[href], button, input, select, summary, [tabindex=\"0\"]')]"
+        ".filter((node) => node.checkVisibility())"
+    )
+    names: list[str] = []
+    for place in range(page.evaluate(f"() => {controls}.length")):
+        page.keyboard.press("Tab")
+        reached, name, is_seen = page.evaluate(
+            "() => { const node = document.activeElement; const ring = node.querySelector(':scope.node > circle');"
+            " const isSeen = getComputedStyle(node).outlineStyle !== 'none'"
+            " || (ring && getComputedStyle(ring).strokeWidth === '4px');"
+            f" return [{controls}.indexOf(node), node.id || node.outerHTML.slice(0, 100), isSeen]; }}"
+        )
+        assert reached == place, f"{name} is reached as number {place}"
+        assert is_seen, f"{name} has the focus, and it cannot be seen"
+        names.append(name)
+    return names

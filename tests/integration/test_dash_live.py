@@ -9,10 +9,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ringfort.errors import ProtocolError
+from ringfort.telemetry.records import Step
+from ringfort.telemetry.trace_file import TraceReader
 from tests.integration.conftest import picture
 
 if TYPE_CHECKING:
@@ -47,6 +50,20 @@ def link_in(output: Path) -> str:
     raise AssertionError(output.read_text())
 
 
+def member_since(home: Path, before: set[Path]) -> float:
+    """Wait until a process that was started after the kill has made a step of the run. Return when that step ended, by
+    its own trace."""
+    deadline = time.monotonic() + START / 1000
+    while time.monotonic() < deadline:
+        for path in set(home.rglob("*.trace")) - before:
+            with suppress(OSError, ProtocolError), closing(TraceReader(path)) as reader:
+                steps = (record for record in reader.new_records() if isinstance(record, Step))
+                if (first := next(steps, None)) is not None and reader.header().rank >= 0:
+                    return first.at
+        time.sleep(0.02)
+    raise AssertionError("The killed peer did not come back")
+
+
 def test_three_peers_train_and_a_kill_and_the_return_are_seen(new_page: Callable[..., Page], tmp_path: Path) -> None:
     from playwright.sync_api import expect
 
@@ -73,13 +90,18 @@ def test_three_peers_train_and_a_kill_and_the_return_are_seen(new_page: Callable
         pid = int(re.findall(r"process (\d+)", title)[0])
         key = row.get_attribute("data-key")
 
+        before = set(home.rglob("*.trace"))
         os.kill(pid, signal.SIGKILL)
-        killed = time.monotonic()
+        killed, began = time.monotonic(), time.time()
         page.wait_for_selector(f"#ranks tr[data-key='{key}'][data-state=lost]", timeout=10_000)
         lost = time.monotonic() - killed
+        returned = member_since(home, before)
         expect(page.locator("#ranks tr[data-state=training]")).to_have_count(3, timeout=START)
-        print(f"the kill was seen after {lost:.2f} s, three train again after {time.monotonic() - killed:.2f} s")
+        seen = time.time()
+        back = returned - began
+        print(f"the kill was seen after {lost:.2f} s; the return, after {back:.1f} s, in {seen - returned:.2f} s")
         assert lost < 2
+        assert seen - returned < 2
         page.wait_for_selector("#events li[data-mood=bad]")
         picture(page, "live")
     assert (tmp_path / "live.rec").stat().st_size > 1000

@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from http.client import HTTPConnection
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -24,13 +23,12 @@ from ringfort.telemetry.report import ROW
 from ringfort.telemetry.view import Curve, RunView, ShownEvent
 from tests.helpers.agents import until
 from tests.helpers.dash_source import LOGS, ShownSource, many_ranks, nothing_yet, three_machines
-from tests.integration.conftest import picture
+from tests.integration.conftest import faults_by_axe, picture, reached_by_tab
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
 
 NewPage = Callable[..., "Page"]
-AXE = Path(__file__).parent / "axe" / "axe.min.js"
 
 
 @contextmanager
@@ -136,34 +134,13 @@ def test_axe_finds_no_fault(new_page: NewPage, scheme: Any, width: int) -> None:
             assert faults_by_axe(page) == []
 
 
-def faults_by_axe(page: Page) -> list[str]:
-    page.evaluate(AXE.read_text())
-    found = page.evaluate("async () => (await axe.run()).violations")
-    return [f"{one['impact']}: {one['id']}: {one['nodes'][0]['html']}" for one in found]
-
-
 # --- controls ---------------------------------------------------------------------------------------------------------
 
 
 def test_every_control_is_reached_by_tab_and_its_focus_is_seen(new_page: NewPage) -> None:
     page = new_page()
     with shown(page):
-        controls = (
-            "[...document.querySelectorAll('a[href], button, input, select, summary, [tabindex=\"0\"]')]"
-            ".filter((node) => node.checkVisibility())"
-        )
-        wanted = page.evaluate(f"() => {controls}.length")
-        for place in range(wanted):
-            page.keyboard.press("Tab")
-            reached, name, is_seen = page.evaluate(
-                "() => { const node = document.activeElement; const ring = node.querySelector(':scope.node > circle');"
-                " const isSeen = getComputedStyle(node).outlineStyle !== 'none'"
-                " || (ring && getComputedStyle(ring).strokeWidth === '4px');"
-                f" return [{controls}.indexOf(node), node.id || node.outerHTML.slice(0, 100), isSeen]; }}"
-            )
-            assert reached == place, f"{name} is reached as number {place}"
-            assert is_seen, f"{name} has the focus, and it cannot be seen"
-        assert wanted > 20
+        assert len(reached_by_tab(page)) > 20
 
 
 def test_controls_work_by_keyboard(new_page: NewPage) -> None:

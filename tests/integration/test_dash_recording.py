@@ -15,7 +15,7 @@ from ringfort.dashboard.web.server import DashServer
 from ringfort.telemetry.report import Report
 from ringfort.telemetry.view import LinkView
 from tests.helpers.telemetry import Rank, SimulatedRun
-from tests.integration.conftest import picture
+from tests.integration.conftest import faults_by_axe, picture, reached_by_tab
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -95,5 +95,33 @@ def test_a_recording_that_was_cut_is_played_up_to_there(new_page: Callable[..., 
         source.seek(source.duration)
         page.goto(server.new_link())
         page.wait_for_selector("#notice:visible")
-        assert "cut" in page.inner_text("#notice") or "end" in page.inner_text("#notice")
+        assert page.inner_text("#notice") == "The recording was cut off or is damaged: it ends here."
         assert page.locator("#ranks tbody tr").count() == 3
+        assert SECONDS - 5 < source.duration < SECONDS
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1440, 390])
+def test_axe_finds_no_fault_in_a_recording(
+    new_page: Callable[..., Page], recording: Path, scheme: str, width: int
+) -> None:
+    page = new_page(color_scheme=scheme, viewport={"width": width, "height": 900}, bypass_csp=True)
+    with RecordedSource(recording) as source, DashServer(source, port=0) as server:
+        page.goto(server.new_link())
+        page.wait_for_selector("#player:visible")
+        source.playing = False
+        for position in (60.0, source.duration):  # all three train; one is lost
+            source.seek(position)
+            page.wait_for_selector(f"#ranks tr:nth-child(3)[data-state={'training' if position == 60 else 'lost'}]")
+            assert faults_by_axe(page) == []
+
+
+def test_every_control_of_a_recording_is_reached_by_tab(new_page: Callable[..., Page], recording: Path) -> None:
+    page = new_page()
+    with RecordedSource(recording) as source, DashServer(source, port=0) as server:
+        page.goto(server.new_link())
+        page.wait_for_selector("#player:visible")
+        page.wait_for_selector("#ranks tbody tr:nth-child(3)")
+        source.playing = False
+        reached = reached_by_tab(page)
+        assert {"play", "seek", "speed"} <= set(reached)
