@@ -13,6 +13,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from ringfort.dashboard.terminal import Terminal
 from ringfort.dashboard.web.server import DashServer
 
 IMAGES = Path(__file__).parents[1] / "docs" / "images"
-STEPS = 1000
+STEPS = 3000
 RUN = "demo"
 PATIENCE = 120.0
 """Seconds until the killed peer is back."""
@@ -36,6 +37,13 @@ def main() -> int:
     if chromium is None:
         print("needs Chromium: apt-get install chromium", file=sys.stderr)
         return 1
+    with tempfile.TemporaryDirectory() as folder:  # so that no other run of this machine is seen
+        os.environ["XDG_RUNTIME_DIR"] = folder
+        return photograph(chromium)
+
+
+def photograph(chromium: str) -> int:
+    """Run the demo and photograph page and terminal."""
     command = [sys.executable, "-m", "ringfort", "demo", "--no-live", "--framework", "numpy", "--steps", str(STEPS)]
     with (
         LiveSource(only_here=True) as source,

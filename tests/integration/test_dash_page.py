@@ -20,7 +20,7 @@ from ringfort.dashboard.web.hub import MAX_VIEWERS
 from ringfort.dashboard.web.security import LINK_SECONDS, Keys
 from ringfort.dashboard.web.server import DashServer
 from ringfort.telemetry.report import ROW
-from ringfort.telemetry.view import Curve, RunView, ShownEvent
+from ringfort.telemetry.view import Curve, RunView, ShownEvent, ShownStep, Split
 from tests.helpers.agents import until
 from tests.helpers.dash_source import LOGS, ShownSource, many_ranks, nothing_yet, three_machines
 from tests.integration.conftest import faults_by_axe, picture, reached_by_tab
@@ -222,6 +222,31 @@ def test_steps_that_were_not_sent_are_marked_or_not_shown(new_page: NewPage) -> 
         page.select_option("#timeline-steps", "128")
         mark.wait_for(state="visible")
         picture(page, "thinned")
+
+
+def test_the_timeline_has_even_edges(new_page: NewPage) -> None:
+    def uneven(now: float) -> RunView:
+        view = three_machines(now)
+        timeline = {
+            rank: tuple(
+                ShownStep(step.number, step.start + 0.1 * rank, Split(0.3 + 0.1 * rank, wire=0.1)) for step in steps
+            )
+            for rank, steps in view.timeline.items()
+        }
+        return msgspec.structs.replace(view, timeline=timeline)
+
+    page = new_page()
+    with shown(page, uneven):
+        page.wait_for_timeout(600)
+        found = page.evaluate(
+            """() => {
+              const canvas = document.querySelector("#timeline-canvas canvas");
+              const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
+              const opaque = (x, y) => data[4 * (y * canvas.width + x) + 3] === 255;
+              return [0, 1, 2].map((row) => [135, canvas.width - 4].map((x) => opaque(x, 4 + 28 * row + 14)));
+            }"""
+        )
+        assert found == [[True, True]] * 3
 
 
 def test_another_run_is_chosen(new_page: NewPage) -> None:

@@ -53,14 +53,24 @@ export function showTimeline(state) {
   const numbers = [...new Set(rows.flatMap(({ steps }) => steps.map((step) => step[0])))].sort((a, b) => a - b);
   const [first, last] = chosenSteps(numbers, most);
   for (const row of rows) row.steps = row.steps.filter((step) => first <= step[0] && step[0] <= last);
-  const all = rows.flatMap(({ steps }) => steps);
-  if (all.length) {
-    const start = all.reduce((least, step) => Math.min(least, step[1]), Infinity);
-    const end = all.reduce((greatest, step) => Math.max(greatest, step[1] + lengthOf(step)), -Infinity);
+  if (rows.some(({ steps }) => steps.length)) {
+    const [start, end] = shownTime(first, last);
     range = [start, Math.max(end, start + 1e-3)];
     age = state.now - end > AGED ? state.now - end : 0;
   }
   redraw();
+}
+
+/** From when to when all ranks that made the first and the last step were in one of the steps between them. Ranks begin
+ *  and end a step at slightly different times; what is beyond is cut off, so that both edges are even. */
+function shownTime(first, last) {
+  const full = rows.filter(({ steps }) => steps.length);
+  const begins = full.filter(({ steps }) => steps[0][0] === first).map(({ steps }) => steps[0][1]);
+  const ends = full
+    .filter(({ steps }) => steps.at(-1)[0] === last)
+    .map(({ steps }) => steps.at(-1)[1] + lengthOf(steps.at(-1)));
+  const [start, end] = [Math.max(...begins), Math.min(...ends)];
+  return start < end ? [start, end] : [Math.min(...begins), Math.max(...ends)];
 }
 
 /** The first and the last of the newest `most` steps, if possible of some without one missing between them: if steps are
@@ -185,6 +195,10 @@ function partsOf(left, width) {
 // All parts of one phase after another: a canvas takes long to change what it fills with, above all patterns.
 function drawSteps(left, width) {
   const { parts, ends, unsent, mark, tall } = partsOf(left, width);
+  pen.save();
+  pen.beginPath();
+  pen.rect(left, 0, width - left, canvas.height);
+  pen.clip();
   drawUnsent(unsent, tall);
   for (const [phase, places] of parts) {
     pen.fillStyle = colour(phase.name);
@@ -200,6 +214,7 @@ function drawSteps(left, width) {
     pen.strokeRect(mark[0], mark[1] - 1, mark[2], tall + 2);
     pen.lineWidth = 1;
   }
+  pen.restore();
 }
 
 // Steps that were made and not sent. Without a mark they would look like a rank that does nothing.
