@@ -1,7 +1,9 @@
 """How long a run on a GPU stands still when a member is killed: `python -m benchmarks.elastic_cuda`.
 
-Two members share one GPU. One is killed and started again, round after round: how long until the other one seals the
-next step, until the new one takes part, and does the memory of the device grow?
+Two members share one GPU. In each round one is killed, and another started in its place: how long until the other one
+seals the next step, until the new one takes part, and does the memory of the device grow? By default each survives one
+round and is killed in the next, so every state was copied many times. With `--same` one member survives all rounds:
+what it does not give back adds up.
 """
 
 from __future__ import annotations
@@ -41,7 +43,10 @@ def member(given: argparse.Namespace) -> None:
     rows = torch.randn(64, given.width, device=device)
 
     def on_step(gradients: dict[str, Any], step: int) -> None:
-        used = [torch.cuda.memory_allocated(), torch.cuda.memory_reserved()] if device.type == "cuda" else [0, 0]
+        used = [0, 0, 0]
+        if device.type == "cuda":
+            free, total = torch.cuda.mem_get_info()
+            used = [torch.cuda.memory_allocated(), torch.cuda.memory_reserved(), total - free]
         line = {"at": time.monotonic(), "step": step, "members": len(run.members), "used": used, "loss": run.loss}
         print(json.dumps(line), flush=True)
 
@@ -98,7 +103,7 @@ def described(what: str, taken: list[float]) -> str:
 
 
 def measure(given: argparse.Namespace) -> None:
-    """Kill one of two members, round after round. Each in turn survives."""
+    """Kill one of two members, round after round: the older one, or with `--same` always the younger one."""
     with tempfile.TemporaryDirectory(prefix="ringfort-cuda-") as home:
         key = NetworkNamespace.generate("cuda").join_code()
         environment = {**os.environ, "RINGFORT_KEY": key, "RINGFORT_HOME": home, "RINGFORT_CLUSTER": ""}
@@ -114,17 +119,17 @@ def measure(given: argparse.Namespace) -> None:
                 joins.append(joined["at"] - goes.started)
                 used.append(joined["used"])
                 goes.first(goes.started, 2)
+                if not given.same:
+                    stays, goes = goes, stays
                 print(f"round {number + 1}: {recoveries[-1]:.2f} s, joined after {joins[-1]:.1f} s, {used[-1]} bytes")
         finally:
             for one in (stays, goes):
                 one.kill()
     print(described("a member is killed, to the next sealed step", recoveries))
     print(described("a member is started, to its first step (imports included)", joins))
-    for what, place in (("allocated", 0), ("reserved", 1)):
+    for place, what in enumerate(("allocated by the survivor", "reserved by the survivor", "used by all processes")):
         tenth, last = used[min(9, len(used) - 1)][place], used[-1][place]
-        print(
-            f"device memory {what} by the survivor: {tenth / MB:.1f} MB after round 10, {last / MB:.1f} MB at the end"
-        )
+        print(f"device memory {what}: {tenth / MB:.1f} MB after round 10, {last / MB:.1f} MB at the end")
 
 
 def main() -> None:
@@ -135,6 +140,7 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=2040, help="width of a layer [%(default)s]")
     parser.add_argument("--layers", type=int, default=6, help="layers [%(default)s: 25 M parameters]")
     parser.add_argument("--rounds", type=int, default=50, help="kills [%(default)s]")
+    parser.add_argument("--same", action="store_true", help="let one member survive all rounds")
     given = parser.parse_args()
     (member if given.member else measure)(given)
 

@@ -77,7 +77,8 @@ def elastic(given: argparse.Namespace) -> None:
             rounds.step_ended()
 
     run = ringfort.torch.elastic(
-        model, optimizer, batch=2, nodes="2:2", name="price", config=config, on_step=on_step
+        model, optimizer, batch=2, nodes="2:2", name="price", config=config, on_step=on_step,
+        overlap=not given.no_overlap,
     )  # fmt: skip
     for _ in run.loader(list(range(4096)), microbatch=1, steps=FOREVER):
         run.backward(model(rows).square().mean())
@@ -108,6 +109,7 @@ def main() -> None:
     )
     parser.add_argument("--device", default="cpu", help="cpu or cuda [%(default)s]")
     parser.add_argument("--tcp", action="store_true", help="over encrypted TCP, not through shared memory")
+    parser.add_argument("--no-overlap", action="store_true", help="the run reduces after backward, not during it")
     parser.add_argument("--rounds", type=int, default=10, help="rounds [%(default)s]")
     parser.add_argument("--steps", type=int, default=20, help="steps of a round [%(default)s]")
     given = parser.parse_args()
@@ -121,9 +123,10 @@ def main() -> None:
     options = tuple(
         word for name in ("layers", "rows", "threads", "device") for word in (f"--{name}", str(getattr(given, name)))
     )
+    own = ("--no-overlap",) if given.no_overlap else ()
     with (
         pair("plain", given.size, (0.0, 0.0), module=MODULE, options=options) as without,
-        pair("elastic", given.size, (0.0, 0.0), module=MODULE, options=options) as with_it,
+        pair("elastic", given.size, (0.0, 0.0), module=MODULE, options=(*options, *own)) as with_it,
     ):
         print(compared(without, with_it, given.rounds, given.steps))
 
