@@ -7,7 +7,7 @@ import select
 import signal
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from html import escape
 from importlib.util import find_spec
@@ -127,7 +127,7 @@ def _serve(server: DashServer, certificate: Certificate | None, *, is_opened: bo
 
 
 @contextmanager
-def redirect_to(link: str) -> Iterator[Path]:
+def redirect_to(link: str) -> Generator[Path]:
     """Make a file that only this user can read and that leads a browser to `link`: every user of the machine can read
     the arguments of a program, so the link must not be one."""
     with TemporaryDirectory(prefix="ringfort-dash-") as folder:  # for this user only

@@ -27,6 +27,7 @@ class EventLog:
     def __init__(self) -> None:
         self._events: list[tuple[Teller, ShownEvent]] = []
         self._hosts: Counter[str] = Counter()
+        """How many events each machine tells of, and each teller."""
         self._tellers: Counter[Teller] = Counter()
 
     def add(self, event: ShownEvent, teller: Teller = Teller()) -> None:  # noqa: B008
@@ -48,10 +49,12 @@ class EventLog:
         self._count(most, -1)
 
     def _count(self, teller: Teller, change: int) -> None:
-        for counter, key in ((self._hosts, teller.host), (self._tellers, teller)):
-            counter[key] += change
-            if not counter[key]:
-                del counter[key]
+        self._hosts[teller.host] += change
+        self._tellers[teller] += change
+        if not self._hosts[teller.host]:
+            del self._hosts[teller.host]
+        if not self._tellers[teller]:
+            del self._tellers[teller]
 
     def all(self) -> tuple[ShownEvent, ...]:
         """Return the events, oldest first."""

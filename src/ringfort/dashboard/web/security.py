@@ -123,8 +123,9 @@ class Site:
 
     def session_of(self, headers: Mapping[str, str]) -> Session:
         """Return what a request shows; empty if it shows nothing."""
-        cookies = dict(cookie.strip().partition("=")[::2] for cookie in headers.get("cookie", "").split(";"))
-        return Session(cookies.get(self.cookie, ""), headers.get(PAGE_HEADER, ""))
+        cookies = (cookie.strip().partition("=") for cookie in headers.get("cookie", "").split(";"))
+        mine = next((value for name, _, value in cookies if name == self.cookie), "")
+        return Session(mine, headers.get(PAGE_HEADER, ""))
 
     def set_cookie(self, session: Session) -> str:
         """Return the header that gives a browser its cookie. It ends with the browser."""
