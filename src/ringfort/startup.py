@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import fields, replace
+from functools import cache
 from importlib import import_module
 from typing import Any
 
@@ -20,6 +22,8 @@ from ringfort.config import (
 from ringfort.context import DistributedContext
 from ringfort.errors import ConfigError, did_you_mean, unknown_keyword
 from ringfort.transport import tcp
+
+_log = logging.getLogger(__name__)
 
 _adopted: set[int] = set()
 """Listening sockets of the launcher that this process has used: each is closed when its group has formed. For a second
@@ -47,7 +51,8 @@ def init(
 
     Arguments that are left out come from the environment, as torchrun and MPI launchers set it: `RANK`, `WORLD_SIZE`,
     `RINGFORT_MASTER` or else `MASTER_ADDR` and `MASTER_PORT`; `RINGFORT_TIMEOUT` and `RINGFORT_PATIENCE` in seconds;
-    `RINGFORT_ENCRYPTION=off`; `RINGFORT_SHM=off`. Without any of them, this process is a group of one rank.
+    `RINGFORT_ENCRYPTION=off`; `RINGFORT_SHM=off`. Without any of them, this process is a group of one rank, and
+    a warning in the log says how to get more.
 
     Raises:
         ConfigError: A setting is invalid or missing, or `config` and `RINGFORT_ENCRYPTION` contradict each other and
@@ -92,6 +97,7 @@ def _form(
         return RingBackend(replace(config, nodes=listed, rank=config.rank if rank is None else rank))
     if rank is None and world_size is None:
         rank, world_size = 0, 1
+        _say_alone()
     elif rank is None or world_size is None:
         missing = "rank" if rank is None else "world_size"
         raise ConfigError(missing, None, f"missing; pass {missing}=, or set {missing.upper()} in the environment")
@@ -106,6 +112,16 @@ def _form(
         _adopted.add(told.listen_fd)
         listener = tcp.adopt_listener(told.listen_fd)
     return _made(backend)(rank, world_size, master, config=config, listener=listener)
+
+
+@cache
+def _say_alone() -> None:
+    """Say once per process that nobody has told it of other ranks: most often the launcher was forgotten."""
+    _log.warning(
+        "This process is a group of one rank, because RANK and WORLD_SIZE are not set. For more ranks, start it with "
+        "`ringfort run -n 2 SCRIPT`, or use `ringfort.local(2)` in a notebook. To have one rank and no warning, pass "
+        "rank=0, world_size=1."
+    )
 
 
 _BACKENDS = {

@@ -1,10 +1,14 @@
-"""Who decides on encryption: the keyword, then configuration and environment, which must not contradict each other."""
+"""Who decides on encryption: the keyword, then configuration and environment, which must not contradict each other. And
+what a process says that is alone."""
 
 from __future__ import annotations
+
+import logging
 
 import pytest
 
 import ringfort
+from ringfort import startup
 from ringfort.cluster import backend as backend_module
 from ringfort.cluster.net.setup import Setup
 from ringfort.config import AutoDiscoveryConfig, DistributedConfig, choose_encryption
@@ -96,3 +100,22 @@ def test_a_group_that_asks_for_encryption_is_not_overruled_by_its_node(monkeypat
         ringfort.AutoDiscoveryBackend(
             AutoDiscoveryConfig(), group=DistributedConfig(encryption="on"), credentials=member()
         )
+
+
+def test_a_process_without_a_launcher_says_once_that_it_is_alone_and_how_to_get_more(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name in ("RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    startup._say_alone.cache_clear()
+    with caplog.at_level(logging.INFO, "ringfort"):
+        with ringfort.init(rank=0, world_size=1):
+            assert not caplog.records
+        for _ in range(2):
+            with ringfort.init() as context:
+                assert context.world_size == 1
+    [record] = caplog.records
+    assert record.levelno == logging.WARNING
+    assert "a group of one rank, because RANK and WORLD_SIZE are not set" in record.message
+    assert "`ringfort run -n 2 SCRIPT`" in record.message
+    assert "`ringfort.local(2)` in a notebook" in record.message
