@@ -67,6 +67,7 @@ from .errors import (
     InvalidWorldSizeError as InvalidWorldSizeError,
     JoinCodeError as JoinCodeError,
     LocalRankLostError as LocalRankLostError,
+    LocalRunError as LocalRunError,
     NamespaceMismatchError as NamespaceMismatchError,
     NoConnectionError as NoConnectionError,
     NonFiniteError as NonFiniteError,
@@ -98,6 +99,7 @@ from .errors import (
 )
 from .identity.keypair import NodeIdentity as NodeIdentity
 from .identity.namespace import NetworkNamespace as NetworkNamespace
+from .launch.local_group import LocalGroup as LocalGroup, local as local
 from .rpc.agent import RpcAgent as RpcAgent
 from .rpc.references import RRef as RRef
 from .startup import init as init, join as join

@@ -208,6 +208,24 @@ class ControlLostError(TransportError):
     is_peer_failure = False
 
 
+class LocalRunError(DistributedError):
+    """A rank of `ringfort.local` raised an exception, or its process ended. All ranks of the group were stopped.
+
+    `rank` is the first rank that failed by itself. `type_name`, `message` and `traceback` describe its exception as
+    text; `type_name` is empty if the process ended without one. The next `run` starts new ranks.
+    """
+
+    is_recoverable = True
+
+    def __init__(self, rank: int, type_name: str, message: str, traceback: str = "") -> None:
+        raised = f"raised {type_name}: {message}" if type_name else message
+        super().__init__(f"Rank {rank} {raised}\nAll ranks were stopped; the next run() starts new ones.", peer=rank)
+        self.rank = rank
+        self.type_name = type_name
+        self.message = message
+        self.traceback = traceback
+
+
 class LocalRankLostError(DistributedError, ConnectionError):
     """Another local rank has ended, and this machine is one member of an elastic run whose model is sharded over them.
 

@@ -68,7 +68,9 @@ PUBLIC = [
     "JoinCodeError",
     "MetricsSnapshot",
     "MpiBackend",
+    "LocalGroup",
     "LocalRankLostError",
+    "LocalRunError",
     "NamespaceMismatchError",
     "NcclBackend",
     "NetworkNamespace",
@@ -117,6 +119,7 @@ PUBLIC = [
     "init",
     "join",
     "loading",
+    "local",
     "log",
     "log_to",
 ]

@@ -5,6 +5,7 @@ Each block finds what a launcher would have told it, with a port of its own, and
 
 from __future__ import annotations
 
+import linecache
 import os
 import sys
 import traceback
@@ -31,6 +32,8 @@ def run(number: int, block: Block) -> None:
     """Runs a block, and ends what it leaves open."""
     os.environ["MASTER_PORT"] = str(FIRST_PORT + number)
     names: dict[str, Any] = {"__name__": "__main__"}
+    # As a notebook does for its cells: so the source of a function can be found.
+    linecache.cache[block.where] = (len(block.code), None, block.code.splitlines(keepends=True), block.where)
     try:
         exec(compile(block.code, block.where, "exec"), names)
     finally:

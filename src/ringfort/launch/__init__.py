@@ -16,4 +16,7 @@ metrics_server.py       MetricsServer: metrics for Prometheus
 place.py                where ranks meet
 processes.py            Children: start, read, signal and end processes; reaper.py ends them if their parent dies
 local_ranks.py          LocalRanks: a group of ranks on this machine that reports to its parent
+local_group.py          ringfort.local: ranks behind a notebook; local_group_rank.py is such a rank, and
+                        local_group_frames.py is how the two talk
+function_source.py      how functions get from a notebook to its ranks without pickle
 """

@@ -31,6 +31,19 @@ ONE_THREAD = dict.fromkeys(
 )
 
 
+def rank_variables(rank: int, world_size: int, listener: socket.socket) -> dict[str, str]:
+    """What the environment tells a local rank about its group. Rank 0 must inherit `listener`."""
+    return {
+        "RANK": str(rank),
+        "WORLD_SIZE": str(world_size),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(listener.getsockname()[1]),
+        # Empty counts as unset: it hides the value that this process may have been given itself.
+        "RINGFORT_MASTER": "",
+        "RINGFORT_LISTEN_FD": str(listener.fileno()) if rank == 0 else "",
+    }
+
+
 class RankFailedError(DistributedError):
     """The process of a local rank failed. The other ranks were stopped."""
 
@@ -85,17 +98,7 @@ class LocalRanks:
 
     def _start(self, rank: int, listener: socket.socket) -> None:
         passed = [listener.fileno()] if rank == 0 else []
-        variables = {
-            **ONE_THREAD,
-            "RANK": str(rank),
-            "WORLD_SIZE": str(self._world_size),
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(listener.getsockname()[1]),
-            # Empty counts as unset: it hides the value that this process may have been given itself.
-            "RINGFORT_MASTER": "",
-            "RINGFORT_LISTEN_FD": "".join(map(str, passed)),
-            **self._variables,
-        }
+        variables = {**ONE_THREAD, **rank_variables(rank, self._world_size, listener), **self._variables}
         self._children.start(rank, self._command, variables, pass_fds=passed)
 
     def messages(self, *, patience: float = 0.0) -> Generator[tuple[int, Message], None, None]:
