@@ -76,7 +76,9 @@ class Journal:
         elif not self._members:
             self.say(f"Step {step} is sealed by {_counted(len(self._present))}: {', '.join(self._present.values())}")
         self._members, self._waits_for = self._present, None
-        self._reasons = {}
+        # Why a present one is lost may come, in another thread, before the last step that was sealed with it.
+        for peer in [peer for peer in tuple(self._reasons) if peer not in self._present]:
+            del self._reasons[peer]
         known = [speed for speed in speeds if speed > 0]
         if last is not None and known:
             usual = sum(known) / len(known)

@@ -32,6 +32,21 @@ def test_a_change_is_one_line_with_its_cost() -> None:
     assert list(found.events) == [text for _, text in said]
 
 
+def test_a_reason_that_comes_before_the_last_common_step_is_sealed_here_is_told() -> None:
+    found, said = journal()
+    found.began({"a": "attic", "b": "barn"})
+    found.sealed(1, 64, (100, 100), 10.0)
+    found.lost("b", "it leaves")
+    found.sealed(2, 64, (100, 100), 10.5)
+    found.began({"a": "attic"})
+    found.sealed(3, 64, (100,), 11.0)
+    found.began({"a": "attic", "b": "barn"})  # as a network that was cut brings it back
+    found.sealed(4, 64, (100, 100), 11.5)
+    found.began({"a": "attic"})
+    found.sealed(5, 64, (100,), 12.0)
+    assert [text.partition(":")[0] for _, text in said[1:]] == ["barn (it leaves) left", "barn joined", "barn left"]
+
+
 def test_too_few_members_are_one_warning_that_says_who_is_missing() -> None:
     found, said = journal()
     found.began({"a": "attic", "b": "barn"})
