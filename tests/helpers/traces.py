@@ -42,6 +42,10 @@ class Written:
         """The median of the seconds of a step in one phase."""
         return median(getattr(step, phase) for step in self.steps)
 
+    def least(self, phase: str) -> float:
+        """The same of the step in which it was shortest: what other work of the machine has not made longer."""
+        return min(getattr(step, phase) for step in self.steps)
+
 
 def read(path: Path) -> Written:
     """Return what is in one trace."""

@@ -186,4 +186,4 @@ def test_ddp_shows_who_computes_who_loads_and_who_waits(zygote: Zygote, tmp_path
         assert written.sent[-1].sent[1 - rank] > GRADIENTS
     assert min(step.compute for step in slow.steps) > 0.9 * 0.05
     assert min(step.data for step in quick.steps) > 0.9 * 0.01
-    assert quick.usual("exchange") > max(0.01, slow.usual("exchange"))  # it waits while the other computes
+    assert quick.usual("exchange") > max(0.01, slow.least("exchange"))  # it waits while the other computes
