@@ -275,7 +275,11 @@ class History:
         reason at all."""
         living = self.living()
         if len(living) > 1:
-            self.hear(*self.random.sample(living, 2))
+            peer, other = self.random.sample(living, 2)
+            self.hear(peer, other)
+            for votes in self.departed.values():
+                if votes.formed is not None and votes.formed in peer.voter.votes.doubts:
+                    self.commit(peer, votes.formed)
         living = [p for p in living if p.epoch is not None]
         if living:
             peer = self.random.choice(living)

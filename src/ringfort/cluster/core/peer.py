@@ -351,9 +351,7 @@ class PeerCore:
         state, peer = self._state, contact.peer
         match message:
             case messages.Report():
-                committed = self._links.reported(contact, message)
-                if committed is not None:
-                    self._epochs.start(committed.key)
+                self._heard_of(self._links.reported(contact, message))
             case messages.Campaign() | messages.ElectionVote() | messages.Lead() | messages.Retire():
                 if peer in state.reports:
                     state.election.received(state.time, peer, message)
@@ -367,9 +365,14 @@ class PeerCore:
             case messages.Introduce(peer=about, addresses=addresses):
                 self._links.introduced(contact, about, addresses)
             case Departed():
-                self._links.departed(contact, message)
+                self._heard_of(self._links.departed(contact, message))
             case _:
                 self._links.refuse(contact, f"it sent {type(message).__name__} a second time")
+
+    def _heard_of(self, committed: Epoch | None) -> None:
+        """Another peer's votes show an epoch to be committed that is in doubt here."""
+        if committed is not None:
+            self._epochs.start(committed.key)
 
     def _refresh(self) -> None:
         """Do everything that may follow from a change or from the passing of time."""

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from ringfort.cluster.core.contacts import BAN, Contact, node_of
 from ringfort.cluster.core.events import CloneFound, Close, Learn, Misbehaved, PeerJoined, PeerLost
 from ringfort.cluster.core.health import HealthStatus
-from ringfort.cluster.core.peer_messages import Beat, Departed, Epoch, Hangup, Hello, Introduce, Report
+from ringfort.cluster.core.peer_messages import Beat, Departed, Epoch, Hangup, Hello, Introduce, Report, Votes
 from ringfort.cluster.core.state import PeerState
 
 HELLO_WITHIN: Final = 2.0
@@ -142,9 +142,13 @@ class Links:
         state.voter.hear(contact.peer, report.votes)
         if is_first:
             self.brief(contact)
-        formed = report.votes.formed
-        # If it is in doubt here, the leader died before it could tell all members.
-        return formed if formed is not None and formed in state.voter.votes.doubts else None
+        return self._committed(report.votes)
+
+    def _committed(self, votes: Votes) -> Epoch | None:
+        """Return the epoch that a member's votes show to be committed, if it is in doubt here: then its leader died
+        before it could tell all members."""
+        formed = votes.formed
+        return formed if formed is not None and formed in self._state.voter.votes.doubts else None
 
     def _lie_in(self, peer: str, report: Report) -> str:
         ours = {record.key: record for record in self._state.voter.votes.records}
@@ -162,15 +166,17 @@ class Links:
             return f"it claims to be in epoch {report.current}, but its votes do not show that"
         return ""
 
-    def departed(self, contact: Contact, said: Departed) -> None:
-        """The peer of `contact` leaves, or reports that an earlier process of its node has ended."""
+    def departed(self, contact: Contact, said: Departed) -> Epoch | None:
+        """The peer of `contact` leaves, or reports that an earlier process of its node has ended. Return an epoch that
+        its last votes show to be committed. If nobody else knows, a learner that it seated as the only holder of the
+        state would wait for it forever."""
         state, about = self._state, said.peer
         if node_of(about) != node_of(contact.peer):
             self.refuse(contact, f"it reports the end of {about}, a peer of another node")
-            return
+            return None
         if about == state.me.peer:
             self.refuse(contact, "it reports that this peer has ended")
-            return
+            return None
         state.departed.pop(about, None)
         state.departed[about] = said.votes
         while len(state.departed) > MAX_DEPARTED:
@@ -180,6 +186,7 @@ class Links:
         if gone is not None:
             gone.has_left = not said.died
             self.close(gone, said.why or "it left")
+        return self._committed(said.votes)
 
     # --- heartbeats ---------------------------------------------------------------------------------------------------
 

@@ -13,6 +13,7 @@ from ringfort.cluster.core.membership import Voter, largest_lawful
 from ringfort.cluster.core.peer_messages import (
     Accept,
     Campaign,
+    Departed,
     ElectionVote,
     Epoch,
     Member,
@@ -131,6 +132,19 @@ def test_a_proposal_whose_commit_the_disk_may_have_has_not_come_to_nothing() -> 
         bench.wait(0.1, 2)
     bench.say(2, Reject(bench.core.voter.votes.highest, "no"))
     assert proposal.epoch not in bench.core.voter.votes.doubts
+
+
+def test_a_member_hears_from_the_machine_of_a_dead_leader_that_an_epoch_was_committed() -> None:
+    """The leader died before it could say so. Nobody else knows, and no epoch can follow that does not know."""
+    bench = Bench()
+    last = bench.in_epoch()
+    proposal = next_epoch(bench, "ab")
+    bench.say(1, proposal)
+    assert bench.core.voter.votes.doubts == (proposal.epoch,)
+    bench.meet(7, "n0.later")
+    bench.say(7, Departed("n0.a", Votes(proposal.epoch.number, proposal.epoch), died=True))
+    assert bench.core.voter.votes == Votes(proposal.epoch.number, proposal.epoch)
+    assert last != proposal.epoch
 
 
 def test_a_member_hears_from_the_leader_that_a_proposal_came_to_nothing() -> None:
