@@ -268,3 +268,18 @@ def test_run_with_a_port_or_a_folder_that_cannot_be_had_starts_nothing(tmp_path:
     assert (code, out) == (2, "")
     assert err.startswith("error: log_dir=")
     assert "File exists; name a folder" in err
+
+
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [("ringfort che", ["checkpoint"]), ("ringfort run --torch", ["--torch-backend"]), ("ringfort key sh", ["show"])],
+)
+def test_the_shell_completes_commands_and_options(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], typed: str, offered: list[str]
+) -> None:
+    monkeypatch.setenv("_RINGFORT_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", typed)
+    monkeypatch.setenv("COMP_CWORD", str(typed.count(" ")))
+    with pytest.raises(SystemExit):
+        app(prog_name="ringfort")
+    assert capsys.readouterr().out.split() == offered
