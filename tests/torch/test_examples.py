@@ -3,29 +3,28 @@
 from __future__ import annotations
 
 import re
-import shutil
 import subprocess
 import sys
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
-import psutil
 import pytest
 
 pytestmark = pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed: pip install torch")
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-ELSEWHERE = {"language", "parameter_server", "actor_learner"}
-"""No example by itself; and those without torch, which are in tests/cluster/test_rpc_examples.py. Those of elastic runs
-are in tests/cluster/test_elastic_example.py, test_integrations.py and test_elastic_hsdp_example.py."""
+ELSEWHERE = {"language", "notebook", "parameter_server", "actor_learner"}
+"""No example by itself; and those without torch, which are in tests/cluster/test_rpc_examples.py and
+test_local_group.py. Those of elastic runs are in tests/cluster/test_elastic_example.py, test_integrations.py and
+test_elastic_hsdp_example.py."""
 PROGRAMS = sorted(
     path.stem for path in EXAMPLES.glob("*.py") if path.stem not in ELSEWHERE and "elastic" not in path.stem
 )
 RANKS = {"hsdp": 4}
 NEEDS = {"with_lightning": "lightning", "with_accelerate": "accelerate"}
 OF_ITS_OWN = {"checkpoint", "torchrun"}
-"""Examples that have a test to themselves: below, and in tests/stress/test_torchrun.py."""
+"""Examples that have a test to themselves: in tests/stress/test_examples.py and test_torchrun.py."""
 STEPS = 20
 MARK = "# the line that differs; before: "
 PATIENCE = 100
@@ -77,35 +76,3 @@ def test_one_line_of_an_example_is_ours_and_says_what_it_was(example: str) -> No
 
 def test_sharded_weights_learn_what_whole_ones_do() -> None:
     assert_same(curve("fsdp2"), curve("ddp"))
-
-
-def test_with_the_line_as_it_was_an_example_learns_the_same_over_gloo(tmp_path: Path) -> None:
-    shutil.copy(EXAMPLES / "language.py", tmp_path)
-    lines = (EXAMPLES / "ddp.py").read_text().splitlines()
-    before = [re.sub(rf"\S.*{MARK}(.*)", r"\1", line) for line in lines]
-    assert "gloo" in "".join(before)
-    (tmp_path / "ddp.py").write_text("\n".join(before))
-    assert_same(curve("ddp"), curve("ddp", tmp_path))
-
-
-def test_a_run_that_was_killed_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
-    arguments = ["--folder", str(tmp_path), "--save-every", "4", "--steps"]
-    command = ringfort_run(2, EXAMPLES / "checkpoint.py", *arguments, "1000")
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as run:
-        assert run.stdout is not None
-        assert any("step 6 " in line for line in run.stdout)
-        psutil.Process(run.pid).children()[-1].kill()
-        run.communicate(timeout=PATIENCE)
-    assert run.returncode != 0
-    for later in tmp_path.glob("step-*"):  # than what it is compared with, should the kill have come late
-        if int(later.name.removeprefix("step-")) >= STEPS:
-            shutil.rmtree(later)
-    command = ringfort_run(2, EXAMPLES / "checkpoint.py", *arguments, str(STEPS))
-    again = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
-    assert again.returncode == 0, again.stderr
-    resumed = re.search(r"resumed after step (\d+)", again.stdout)
-    assert resumed is not None
-    assert int(resumed[1]) >= 4
-    losses = curve_in(again.stdout)
-    assert list(losses) == list(range(int(resumed[1]) + 1, STEPS + 1))
-    assert_same(list(losses.values()), curve("fsdp2")[int(resumed[1]) :])
