@@ -226,7 +226,7 @@ def test_a_machine_that_invents_processes_pushes_out_its_own() -> None:
         liar.pid = pid
         run.history.take(run.report(liar, []))
     view = run.view()
-    assert [rank.state for rank in view.ranks[:2]] == ["training", "training"]
+    assert [(rank.name, rank.state) for rank in view.ranks[:2]] == [("study", "training"), ("laptop", "training")]
     assert len(view.ranks) == MAX_RANKS
     assert {event.name for event in view.events} > {"liar"}  # nor does it push out the events of others
 

@@ -11,7 +11,7 @@ from typing import Annotated, Final, TypeVar
 import msgspec
 from starlette.applications import Starlette
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -69,6 +69,8 @@ class Guard:
         answer = self._refused(scope)
         try:
             await (answer or self._app)(scope, receive, with_headers)
+        except ClientDisconnect:
+            pass  # in the middle of its request: nobody waits for an answer
         except Exception:
             _log.exception("Failed to answer %s", scope["path"])
             if not is_answered:

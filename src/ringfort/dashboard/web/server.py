@@ -64,7 +64,7 @@ class DashServer:
         sockets = _listen((HERE, *self._addresses), self._port)
         hosts = (*map(in_address, self._addresses), HERE, "localhost")
         self.site = Site(sockets[0].getsockname()[1], hosts, self._certificate is not None)
-        connections = Connections()
+        self._connections = connections = Connections()
         config = uvicorn.Config(
             application(self._hub, self.site, self.keys, connections),
             loop="asyncio",
@@ -97,6 +97,11 @@ class DashServer:
     def is_serving(self) -> bool:
         """Whether it still works; if not, its thread has said why."""
         return self._thread.is_alive()
+
+    @property
+    def connections(self) -> int:
+        """How many connections have not shown that they have access."""
+        return len(self._connections)
 
     @property
     def viewers(self) -> int:

@@ -124,7 +124,9 @@ def test_a_cookie_that_another_server_of_this_machine_got_is_of_no_use(server: D
     assert ask(server, "/", cookie=mine["cookie"]).status == 200  # the page, without data
 
 
-def test_connections_that_say_nothing_or_little_lock_nobody_out(server: DashServer) -> None:
+def test_connections_that_say_nothing_or_little_lock_nobody_out(
+    server: DashServer, caplog: pytest.LogCaptureFixture
+) -> None:
     address = "127.0.0.1", server.site.port
     head = f"POST /api/session HTTP/1.1\r\nHost: 127.0.0.1:{address[1]}\r\nOrigin: {server.site.origin}\r\n"
     with ExitStack() as stack:
@@ -135,6 +137,8 @@ def test_connections_that_say_nothing_or_little_lock_nobody_out(server: DashServ
         mine = access(server)
         assert ask(server, "/api/log?rank=1", **mine).status == 200
         assert ask(server, "/", **mine).status == 200
+    until(lambda: server.connections <= 1, "closed connections are still counted")
+    assert caplog.messages == [], "the terminal is for people"
 
 
 def test_a_connection_without_a_request_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
