@@ -180,7 +180,7 @@ class Update:
 
 def _tensors_of(value: Any, where: str) -> Iterator[tuple[str, Any]]:
     """Yield the tensors in dicts and lists, and what they are called. Modules have their own."""
-    if type(value) is torch.Tensor:
+    if type(value) is torch.Tensor and value.layout is torch.strided:
         yield where, value
     elif isinstance(value, dict):
         for key, child in cast("dict[Any, Any]", value).items():

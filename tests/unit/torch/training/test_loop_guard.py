@@ -58,6 +58,20 @@ def test_a_loop_that_changes_what_belongs_to_the_run_is_told(what: str) -> None:
         train([member], 1)  # a member that had no part in the step applies it all the same
 
 
+def test_a_model_that_writes_into_its_weights_while_it_computes_is_told() -> None:
+    model = torch.nn.Embedding(40, 3, max_norm=0.1)
+    member = Member(
+        Program(
+            model,
+            torch.optim.SGD(model.parameters(), lr=0.1),
+            lambda model, indices, step: model(torch.as_tensor(indices)).square().mean(),
+        )
+    )
+    member.run._update.guard.begin()
+    with pytest.raises(InvalidArgumentError, match=r"model\['weight'\]"):
+        train([member], 1)
+
+
 def test_before_the_loop_in_on_step_and_by_a_machine_that_joins_all_may_be_changed() -> None:
     def make() -> Program:
         def on_step(gradients: dict[str, Any], step: int) -> None:
