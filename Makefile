@@ -23,8 +23,11 @@ CORE := $(VENV)/.core.stamp
 DEV := $(VENV)/.dev.stamp
 BENCH := $(VENV)/.bench.stamp
 BROWSER := $(VENV)/.browser.stamp
+# The tools that make a release have an environment of their own: they are none of the package's.
+TOOLS_BIN := build/tools/bin
+TOOLS := build/tools/.stamp
 
-.PHONY: help demo test integration stress lint format bench docs clean
+.PHONY: help demo test matrix integration stress lint format bench docs dist clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -35,6 +38,9 @@ demo: $(CORE) ## three local peers train a small language model (ARGS=--web show
 
 test: $(DEV) ## every test but the long ones
 	$(BIN)/python -m pytest tests -m "not stress" --ignore=tests/integration -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
+
+matrix: ## the tests on every Python that this machine has (ARGS="--dependencies lowest", ARGS=--list)
+	$(PYTHON) scripts/matrix.py --torch "$(TORCH)" --workers $(WORKERS) $(ARGS)
 
 integration: $(BROWSER) ## tests with programs of others, such as Chromium and Prometheus; skipped where they are missing
 	$(BIN)/python -m pytest tests/integration $(ARGS)
@@ -57,6 +63,16 @@ bench: $(BENCH) ## all-reduce against everybody's, on this machine; writes docs/
 docs: $(CORE) ## links, anchors and commands in the documents
 	$(BIN)/python scripts/check_docs.py
 
+dist: $(TOOLS) ## wheel and sdist in dist/, checked; the wheel alone runs the demo in a bare environment
+	rm -rf dist build/bare
+	$(TOOLS_BIN)/python -m build --outdir dist .
+	$(TOOLS_BIN)/twine check --strict dist/*
+	$(TOOLS_BIN)/check-wheel-contents dist/*.whl
+	$(PYTHON) -m venv build/bare
+	build/bare/bin/python -m pip --disable-pip-version-check install --quiet dist/*.whl
+	cd build/bare && bin/ringfort demo --framework numpy --no-live
+	$(PYTHON) scripts/check_release.py
+
 clean: ## remove everything that make and the tools have made, .venv too
 	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .hypothesis
 	find src tests scripts benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} +
@@ -76,4 +92,9 @@ $(BENCH): $(DEV)
 
 $(BROWSER): $(DEV)
 	$(PIP) --editable ".[browser]" $(TORCH)
+	@touch $@
+
+$(TOOLS):
+	$(PYTHON) -m venv build/tools
+	$(TOOLS_BIN)/python -m pip --disable-pip-version-check install --quiet "build>=1.2" "check-wheel-contents>=0.6" "twine>=6.1"
 	@touch $@
