@@ -38,7 +38,8 @@ class ShownEvents:
             case events.EpochStarted(epoch=epoch):
                 yield from self._began(epoch)
             case events.PeerLost(peer=peer, why=why, left=left) if peer in self._names:
-                yield "lost", f"{self._names.pop(peer)} {'has left' if left else 'is lost'}: {why}"
+                kind, what = ("left", "has left") if left else ("lost", "is lost")
+                yield kind, f"{self._names.pop(peer)} {what}: {why}"
             case events.ConnectionRefused() | events.Misbehaved() | events.CloneFound():
                 yield "refused", str(event)
             case events.DiskTrouble() | events.ControlLost():

@@ -68,7 +68,7 @@ class Event(Record, frozen=True, tag=3):
 
     at: Time
     kind: Annotated[str, Meta(max_length=MAX_NAME)]
-    """joined, lost, epoch, leader, learner, compression, connections, refused, checkpoint, paused, or another word."""
+    """joined, left, lost, epoch, leader, learner, compression, connections, refused, checkpoint, paused, or another."""
     text: Annotated[str, Meta(max_length=MAX_TEXT)]
     """A sentence for people."""
     step: Count = 0

@@ -5,6 +5,7 @@
     data            data loaders
     slow_machine    what ranks compute longer than they would if all had shares by their speed
     slow_link       the wire
+    exchange        the same inside one machine
     seal            agreeing that a step counts, in elastic training
     codec           compressing gradients
     uneven          ranks that wait for each other in turn
@@ -121,7 +122,7 @@ class _Case:
         part = _percent(cost / self.model.seconds)
         if len(self.model.hosts) == 1:
             advice = "fewer ranks, or larger batches, may be as fast"
-            return self._found("slow_link", f"{part} of each step is spent on exchange inside the machine; {advice}")
+            return self._found("exchange", f"{part} of each step is spent on exchange inside the machine; {advice}")
         sentence = f"{part} of each step is spent on {self._where()}"
         if self.learners:
             # What the learner copies passes the same links.

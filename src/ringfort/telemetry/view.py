@@ -112,8 +112,8 @@ class Verdict(msgspec.Struct, frozen=True):
     sentence: str = ""
     """Who makes everyone wait, and what would help."""
     cause: str = "unknown"
-    """well, slow_machine, slow_link, data, codec, seal, uneven (ranks wait for each other in turn), or unknown while
-    there is too little to judge."""
+    """well, slow_machine, slow_link, exchange (the same inside one machine), data, codec, seal, uneven (ranks wait for
+    each other in turn), or unknown while there is too little to judge."""
     culprit: str = ""
     """The machine that the others wait for, or the rank where there is only one machine; empty if there is none."""
     saving: float = 0.0

@@ -38,7 +38,7 @@ def test_epochs_say_who_came_who_went_and_who_leads() -> None:
         ("leader", "barn leads the cluster now"),
         ("joined", "shed has joined"),
         ("epoch", "Epoch 3 has begun: barn, shed"),
-        ("lost", "shed has left: it has finished"),
+        ("left", "shed has left: it has finished"),
     ]
 
 

@@ -238,7 +238,7 @@ def test_a_busy_link_is_not_taken_for_a_long_one() -> None:
 
 def test_inside_one_machine_compression_is_not_advised() -> None:
     found = judge(views([Rank("study", host="h"), Rank("study", host="h")], 0.3))
-    assert (found.cause, found.saving) == ("slow_link", 0)
+    assert (found.cause, found.saving) == ("exchange", 0)
     assert "75% of each step is spent on exchange inside the machine" in found.sentence
 
 

@@ -4,8 +4,8 @@ import { byId, make, setAttribute, setText } from "./dom.js";
 import { count, duration, figure, isNumber, rate } from "./format.js";
 
 const CAUSES = {
-  well: "All well", slow_machine: "Slow machine", slow_link: "Slow link", data: "Data loading", codec: "Compression",
-  seal: "Agreement", uneven: "In turn", unknown: "",
+  well: "All well", slow_machine: "Slow machine", slow_link: "Slow link", exchange: "Exchange", data: "Data loading",
+  codec: "Compression", seal: "Agreement", uneven: "In turn", unknown: "",
 };
 
 const FIGURES = [
