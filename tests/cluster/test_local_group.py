@@ -165,6 +165,8 @@ def test_one_rank_works_and_a_closed_group_says_so() -> None:
     with ringfort.local(1, variables={"EXTRA": "x"}) as single:
         assert single.run(lambda ctx: [ctx.world_size, os.environ["EXTRA"]]) == [[1, "x"]]
         [pid] = single.pids
+        with pytest.raises(LocalRunError, match="Rank 0 ended with exit code 3"):
+            single.run(lambda ctx: os._exit(3))
     assert not psutil.pid_exists(pid)
     single.close()
     with pytest.raises(DistributedError, match=r"This local group is closed. Make another one with ringfort.local\(\)"):

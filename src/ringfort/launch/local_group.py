@@ -13,7 +13,7 @@ import socket
 import sys
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from pathlib import Path
 from signal import SIGINT, SIGTERM
 from typing import Any, NamedTuple
@@ -204,25 +204,26 @@ class LocalGroup:
         """Wait for the answer of every rank, and show what the ranks print. Raises `LocalRunError`."""
         answers: dict[int, dict[str, Any]] = {}
         pending = {rank.incoming.connection: rank for rank in self._ranks}
-        failed_at = show_until = None
-        while pending or show_until is not None:
+        closed: dict[int, float] = {}
+        failed_at = None
+        while len(answers) < self.world_size or failed_at is not None:
             for connection in self._wait([*pending]):
                 rank = pending[connection]
                 try:
                     arrived = rank.incoming.arrived()
                 except EOFError:
-                    del pending[connection]  # its exit code says why
+                    closed[rank.number] = time.monotonic()  # its exit code, which comes a moment later, says why
+                    del pending[connection]
                     continue
                 for answer in arrived:
                     answers[rank.number] = answer
                     del pending[connection]
             now = time.monotonic()
-            if failure := self._failure(answers):
+            if failure := self._failure(answers, {rank for rank, at in closed.items() if now >= at + STOP_SECONDS}):
                 failed_at = now if failed_at is None else failed_at
                 # The cause of a lost peer is that peer's own failure, which comes a moment later.
                 grace = LOCAL_REPORT_SECONDS if failure.is_victim else OTHERS_SECONDS
-                show_until = failed_at + grace
-                if now >= show_until:
+                if now >= failed_at + grace:
                     self._show(is_last=True)
                     raise failure.error from failure.cause
         self._show(is_last=True)
@@ -255,12 +256,13 @@ class LocalGroup:
             stream.write(f"[{child.number:>{width}}] {line.decode(errors='replace')}\n")
         child.keep(lines)
 
-    def _failure(self, answers: Mapping[int, dict[str, Any]]) -> _Failure | None:
-        """The failure that caused the others, as far as it is known."""
+    def _failure(self, answers: Mapping[int, dict[str, Any]], silent: Set[int]) -> _Failure | None:
+        """The failure that caused the others, as far as it is known. Nothing more is heard from `silent` ranks."""
         found = [_Failure.of_answer(rank, answer) for rank, answer in answers.items() if "type_name" in answer]
         for child in self._children.children:
-            if child.is_over and child.number not in answers:
-                message = with_tail(describe_exit(child.exit_code or 0), child.tail)
+            if child.number not in answers and (child.is_over or child.number in silent):
+                what = describe_exit(child.exit_code or 0) if child.is_over else "closed its connection to this process"
+                message = with_tail(what, child.tail)
                 found.append(_Failure(LocalRunError(child.number, "", message), None, is_victim=False))
         return min(found, key=lambda failure: (failure.is_victim, failure.error.rank), default=None)
 
