@@ -19,6 +19,8 @@ ROOT = Path(__file__).resolve().parents[1]
 VERSIONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
 LOWEST_EXTRAS = ("ui", "metrics", "suspend", "export")
 """The extras that users install, whose lowest versions count as well as those of the package itself."""
+OF_THEIR_TIME = ("click<8.3",)
+"""Required by the lowest versions, and its newest versions deprecate what these use: warnings are errors here."""
 REQUIREMENT = re.compile(r"^\s*\"(?P<name>[\w.-]+)(?:\[[\w,-]+\])?>=(?P<version>[\w.]+)(?P<marker>\s*;[^\"]*)?\"")
 
 
@@ -80,9 +82,8 @@ def run(version: str, python: str, options: argparse.Namespace, arguments: Seque
     wanted = ["--editable", f"{ROOT}[{extras}]", *([options.torch] if options.torch else [])]
     if options.dependencies == "lowest":
         pins = folder / "lowest.txt"
-        pins.write_text(
-            "\n".join(lowest((ROOT / "pyproject.toml").read_text(encoding="utf-8"))) + "\n", encoding="utf-8"
-        )
+        found = lowest((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+        pins.write_text("\n".join((*found, *OF_THEIR_TIME)) + "\n", encoding="utf-8")
         wanted += ["--constraint", str(pins)]
     if subprocess.run([*install, *wanted], check=False).returncode:
         print(f"Python {version}: the dependencies cannot be installed", flush=True)

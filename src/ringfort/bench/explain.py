@@ -66,13 +66,18 @@ class Explanation(NamedTuple):
         return {"schema": 1, "options": asdict(self.options), "machine": self.machine, "rows": rows}
 
 
+def check_explainable(options: Options) -> None:
+    """Raise `InvalidArgumentError` for an operation without strategies."""
+    if options.op not in STRATEGIES:
+        raise InvalidArgumentError("op", options.op, f"has no strategies; choose one of: {', '.join(STRATEGIES)}")
+
+
 def explain(options: Options, on_row: Callable[[Explained], None]) -> Explanation:
     """Measure everything in `options`.
 
     Raises `InvalidArgumentError` for an operation without strategies, `WorkersFailedError` if a rank fails.
     """
-    if options.op not in STRATEGIES:
-        raise InvalidArgumentError("op", options.op, f"has no strategies; choose one of: {', '.join(STRATEGIES)}")
+    check_explainable(options)
     found = Explanation(options, describe_machine(["numpy", "ringfort"]), [])
     for ranks in options.ranks:
         with start_workers(OURS, options, ranks) as workers:

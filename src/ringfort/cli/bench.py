@@ -58,7 +58,7 @@ def bench(
     from rich.console import Console
 
     from ringfort.bench.engines import choose_engines
-    from ringfort.bench.explain import explain as explain_choices
+    from ringfort.bench.explain import check_explainable, explain as explain_choices
     from ringfort.bench.plot import check_plot, write_plot
     from ringfort.bench.results import Report
     from ringfort.bench.runner import run_bench
@@ -78,6 +78,8 @@ def bench(
         shared_memory=shared_memory,
         connections=options.parse_connections(connections),
     )
+    if explain:
+        check_explainable(wanted)  # before a bar is drawn: older versions of rich leave an empty line of it
     if plot is not None:
         check_plot(plot, op)
         _check_writable("plot", plot)
