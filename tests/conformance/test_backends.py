@@ -12,7 +12,7 @@ from unittest.mock import patch
 import pytest
 
 from ringfort import Backend, CollectiveConfig, DistributedConfig
-from ringfort.collectives import parallel
+from ringfort.collectives import channels, parallel
 from ringfort.testing import (
     ALL_CHECKS,
     Check,
@@ -84,6 +84,22 @@ def test_over_connections(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     tests/stress/test_connections.py."""
     monkeypatch.setattr(parallel, "LEAST", 8)
     ALL_CHECKS[name].run(with_settings(simulated_group, collective=CollectiveConfig(connections=2)))
+
+
+def use_channels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Send every array of 8 bytes and more that a ring reduces over two channels, on any machine."""
+    monkeypatch.setattr(channels, "LEAST", 8)
+    monkeypatch.setattr(channels, "LEAST_CHUNK", 16)
+    monkeypatch.setattr(channels, "PER_CHANNEL", 8)
+    monkeypatch.setattr(channels, "CORES", 0)
+    monkeypatch.setattr(channels, "wanted", lambda table, asked: 2)
+
+
+@pytest.mark.parametrize("name", [name for name in ALL_CHECKS if "all_reduce" in name or "killed" in name])
+def test_over_channels(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rest of the checks, and other groups, are in tests/stress/test_connections.py."""
+    use_channels(monkeypatch)
+    ALL_CHECKS[name].run(GROUPS["tcp"])
 
 
 @cache

@@ -9,6 +9,7 @@ from ringfort.config import MIB, CollectiveConfig
 from ringfort.testing import ALL_CHECKS, Check, GroupFactory, ring_group, simulated_group, sub_group_of, tcp_group
 from ringfort.testing.groups import with_settings
 from tests.cluster.test_processes import kill_one, memory_of
+from tests.conformance.test_backends import use_channels
 
 GROUPS: dict[str, GroupFactory] = {
     "simulated": simulated_group,
@@ -26,13 +27,21 @@ def test_every_check_holds_over_connections(group: GroupFactory, check: Check, m
     check.run(with_settings(group, collective=CollectiveConfig(connections=3)))
 
 
-def test_killed_ranks_are_each_named_within_a_second() -> None:
-    seconds = sorted(kill_one(turn % 4, 64 * MIB, shared_memory="off", connections=3) for turn in range(12))
+@pytest.mark.parametrize("check", ALL_CHECKS.values(), ids=ALL_CHECKS)
+@pytest.mark.parametrize("group", ["tcp", "tcp without encryption", "ring", "sub of tcp"])
+def test_every_check_holds_over_channels(group: str, check: Check, monkeypatch: pytest.MonkeyPatch) -> None:
+    use_channels(monkeypatch)
+    check.run(GROUPS[group])
+
+
+@pytest.mark.parametrize("connections", [1, 3])
+def test_killed_ranks_are_each_named_within_a_second(connections: int) -> None:
+    seconds = sorted(kill_one(turn % 4, 64 * MIB, shared_memory="off", connections=connections) for turn in range(12))
     print(f"median {seconds[6]:.3f} s, worst {seconds[-1]:.3f} s")
     assert seconds[-1] < 1
 
 
 def test_four_connections_take_little_memory_beside_the_array() -> None:
-    grown = memory_of(2, 512 * MIB, shared_memory="off", connections=4)
+    grown = memory_of(2, 1024 * MIB, shared_memory="off", connections=4)
     print(f"{grown / MIB:.1f} MiB")
     assert grown < 32 * MIB

@@ -65,6 +65,16 @@ class RingStep(NamedTuple):
     reduce: Reducer | None = None
 
 
+class Ending:
+    """A part of a group that does not end by itself when nobody holds it any more."""
+
+    def end(self) -> None:
+        """Begin to end; do not wait."""
+
+    def join(self, seconds: float) -> None:
+        """Wait for the end, `seconds` at most."""
+
+
 class _Life:
     """What a group shares with its sub-groups: whether their ranks are still a group."""
 
@@ -216,13 +226,19 @@ class Group:
         self.fast_plans.clear()
         self._parts.clear()
 
-    def forget(self) -> None:
-        """Release shared memory and plans, here and in all sub-groups. Calls in progress keep theirs until they end."""
+    def forget(self) -> list[Ending]:
+        """Release shared memory and plans, here and in all sub-groups. Calls in progress keep theirs until they end.
+        Return what ends a moment later."""
+        endings: list[Ending] = []
         for group in self._life.groups.alive():
             group.fast_plans.clear()
+            endings += [part for part in tuple(group._parts.values()) if isinstance(part, Ending)]
             group._parts.clear()
             group._arena, group._is_arena_tried = None, True
             group.native = None
+        for ending in endings:
+            ending.end()
+        return endings
 
     # --- messages -------------------------------------------------------------------------------------------------
 
@@ -335,7 +351,8 @@ class Group:
     def close(self) -> None:
         """Say goodbye and close all links. Calls that wait end with `ChannelClosedError`. For the outermost group."""
         self._on_all(lambda engine: engine.close())
-        self.forget()
+        for ending in self.forget():
+            ending.join(_ENDING)
 
     def let_go(self) -> None:
         """`close` for a group that nobody holds any more; waits for nothing. Peers that still need this rank have lost

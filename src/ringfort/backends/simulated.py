@@ -23,6 +23,13 @@ class SimulatedBackend(MeshBackend):
 
     It runs the engine, the frames and the matching of the real backends; only the bytes go through memory, and the
     clock may be a virtual one. `kill` and `cut` make the faults that a process and a cable have.
+
+    Examples:
+        >>> backends = SimulatedBackend.create_group(2)
+        >>> run_ranks(backends, lambda backend: DistributedContext(backend).all_reduce(np.ones(1)))
+        [array([2.]), array([2.])]
+        >>> for backend in backends:
+        ...     backend.close()
     """
 
     def __init__(
@@ -54,7 +61,7 @@ class SimulatedBackend(MeshBackend):
         clock = clock or RealClock()
         config = config or DistributedConfig()
         connections = wanted(config.collective, dict.fromkeys(range(world_size), Machine()))
-        meshes = [_mesh(world_size, clock) for _ in range(connections)]
+        meshes = [_mesh(world_size, clock) for _ in range(max(1, connections))]
         ranks = enumerate(zip(*meshes, strict=True))
         backends: list[SimulatedBackend] = [cls(rank, config, each, world_size, places) for rank, each in ranks]
         # Nobody else can join, and nothing is written to disk.

@@ -26,11 +26,13 @@ class TcpBackend(MeshBackend):
         config: DistributedConfig | None = None,
         listener: socket.socket | None = None,
         credentials: Credentials | None = None,
+        group: str = "",
     ) -> None:
         """Connect this rank to every other rank.
 
         `master` is `host:port` (IPv4, a name, or `[v6]:port`), or several that are tried in turn. Rank 0 may pass a
-        `listener` that is bound already; it is closed in the end. `credentials` default to this user's own.
+        `listener` that is bound already; it is closed in the end. `credentials` default to this user's own. Ranks that
+        give another name of the `group` than rank 0 are refused.
 
         Raises `InvalidWorldSizeError`, `InvalidRankError` and `ConfigError` at once; `TransportError` if the port
         is not available or the name is unknown; `RendezvousTimeoutError` with the missing ranks; `RefusedError`, by its
@@ -46,9 +48,9 @@ class TcpBackend(MeshBackend):
             terms = Terms.of(config, credentials)
             credentials = terms.credentials
             if rank == 0:
-                connections = host_group(listener or listen_as_master(addresses[0]), world_size, terms)
+                connections = host_group(listener or listen_as_master(addresses[0]), world_size, terms, group)
             else:
-                connections = join_group(rank, world_size, addresses, terms)
+                connections = join_group(rank, world_size, addresses, terms, group)
         elif listener is not None:
             listener.close()
         links = links_over(rank, connections, config, credentials)

@@ -55,8 +55,8 @@ class Options(config.Settings):
     min_time: float = setting(MIN_TIME, positive)
     encryption: str = setting("on", on_off)
     shared_memory: str = setting("on", on_off)
-    connections: int | Literal["auto"] = 1
-    """Connections between every two ranks that do not share memory."""
+    connections: int | Literal["auto"] = "auto"
+    """As in `CollectiveConfig`."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -14,23 +14,19 @@ from ringfort.bootstrap.connection import Connection, closed_on_error
 from ringfort.bootstrap.connector import connect
 from ringfort.bootstrap.listener import Listener
 from ringfort.bootstrap.terms import Connections, Terms
-from ringfort.config import MAX_CONNECTIONS, CollectiveConfig
+from ringfort.config import CollectiveConfig
 from ringfort.errors import ConfigError, HandshakeError, NoConnectionError
 from ringfort.transport import tcp
 from ringfort.transport.hello import ExtraConnection, OfferConnections, Refused
 from ringfort.transport.machine import Machine, hosts_of
 
-AUTO_CONNECTIONS = 4
-"""What `auto` weighs against one. Where something limits a single connection (a limit per flow, a window too small for
-the path) four do nearly four times as much; a wire that four cannot fill is beyond what one process can."""
-assert AUTO_CONNECTIONS <= MAX_CONNECTIONS
-
 
 def wanted(config: CollectiveConfig, machines: Mapping[int, Machine]) -> int:
-    """Return how many connections every two ranks have, the same at all ranks: one if all of them share memory."""
+    """Return how many connections every two ranks have, the same at all ranks: one if all of them share memory. With
+    `auto` 0, which is one too: large all-reduces have channels of their own (collectives/channels.py)."""
     if len(set(hosts_of(machines))) == 1 and all(machine.shares for machine in machines.values()):
         return 1
-    return AUTO_CONNECTIONS if config.connections == "auto" else config.connections
+    return 0 if config.connections == "auto" else config.connections
 
 
 def open_connections(rank: int, connections: Connections, count: int, terms: Terms) -> list[Connections]:
@@ -105,7 +101,8 @@ def _digest(rank: int, connections: Connections, terms: Terms) -> bytes:
 def _hear_offer(peer: int, connection: Connection, count: int, members: bytes, terms: Terms) -> OfferConnections:
     offer = connection.hear(peer, OfferConnections, terms.deadline)
     if offer.count != count:
-        raise ConfigError("connections", count, f"rank {peer} has {offer.count}; set the same on all ranks")
+        theirs = offer.count or "auto"
+        raise ConfigError("connections", count or "auto", f"rank {peer} has {theirs}; set the same on all ranks")
     if not secrets.compare_digest(offer.members, members):
         why = f"Rank {peer} and this rank are connected with different machines"
         raise HandshakeError(f"{why}; at one of the two, another machine has taken the place of a rank", peer=peer)

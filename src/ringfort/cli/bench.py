@@ -40,8 +40,8 @@ def bench(
     encryption: Annotated[str, Option(help="Encryption: on or off.")] = "on",
     shared_memory: Annotated[str, Option(help="Shared memory between ranks of one host: on or off.")] = "on",
     connections: Annotated[
-        str, Option(help="Connections per link between ranks that do not share memory; a number or auto.")
-    ] = "1",
+        str, Option(help="Connections of large arrays between ranks that do not share memory; a number or auto.")
+    ] = "auto",
     repeat: Annotated[
         int | None, Option(help="Calls per engine and size.  [default: as many as fit into --min-time]")
     ] = None,

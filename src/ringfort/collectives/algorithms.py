@@ -61,7 +61,7 @@ def ring_all_reduce(rank: int, world_size: int, count: int, ring: tuple[int, ...
     `ring` is the order in which the ring visits the ranks; that of their numbers where it is empty.
     """
     parts = split(count, world_size)
-    place, left, right = _neighbours(rank, world_size, ring)
+    place, left, right = neighbours(rank, world_size, ring)
     steps: list[Step] = []
     for back in range(1, world_size):
         into = parts[(place - back - 1) % world_size]
@@ -75,13 +75,13 @@ def ring_all_reduce(rank: int, world_size: int, count: int, ring: tuple[int, ...
 
 def ring_all_gather(rank: int, world_size: int, ring: tuple[int, ...] = ()) -> list[Step]:
     """Each rank's part to every rank, passed on round the ring. Spans are in parts: part `p` is `(p, p + 1)`."""
-    place, left, right = _neighbours(rank, world_size, ring)
+    place, left, right = neighbours(rank, world_size, ring)
     ring = ring or tuple(range(world_size))
     order = [ring[(place - back) % world_size] for back in range(world_size)]
     return [Step(right, (a, a + 1), left, (b, b + 1)) for a, b in pairwise(order)]
 
 
-def _neighbours(rank: int, world_size: int, ring: tuple[int, ...]) -> tuple[int, int, int]:
+def neighbours(rank: int, world_size: int, ring: tuple[int, ...]) -> tuple[int, int, int]:
     """Return the place of `rank` in the ring, and the ranks before and after it."""
     if not ring:
         return rank, (rank - 1) % world_size, (rank + 1) % world_size

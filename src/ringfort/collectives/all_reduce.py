@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from ringfort.backends.group import Group, RingStep, as_bytes
-from ringfort.collectives import algorithms, cost_model, native, persistent, reduction, shared_memory
+from ringfort.collectives import algorithms, channels, cost_model, native, persistent, reduction, shared_memory
 from ringfort.collectives.algorithms import Span, Step
 from ringfort.collectives.arrays import ArrayView
 from ringfort.collectives.ops import Op, ReduceOp
@@ -74,17 +75,28 @@ def _plan(group: Group, view: ArrayView, op: Op, asked: AllReduceStrategy, *, is
             apart = persistent.over_arena_apart(group, arena, call, count, shared_reducer)
             if apart is not None:
                 return apart
-        in_place = decide_in_place(timeout, arena, closing, shared_reducer)
+        chosen = settled if arena is not None else cost_model.choose(group, settled, nbytes, kind.name, call, timeout)
+        if arena is None and isinstance(op, ReduceOp) and _suits_channels(group, asked, chosen, nbytes):
+            found = channels.channels_of(group, nbytes, call, timeout)
+            if found is not None:
+                reducer_of = partial(_reducer_of, reducer=reducer, closing=closing)
+                # A ring too, so that a result does not depend on which of them was faster.
+                one_thread = decide_in_place(arena, AllReduceStrategy.RING, closing, shared_reducer)
+                shape = count, kind.itemsize
+                return channels.all_reduce(group, found, call, shape, reducer_of, one_thread)[is_apart]
+        in_place = decide_in_place(arena, chosen, closing, shared_reducer)
         return _copied_first(in_place) if is_apart else in_place
 
     def decide_in_place(
-        timeout: float | None, arena: Arena | None, closing: Reducer, shared_reducer: shared_memory.SharedReducer
+        arena: Arena | None,
+        chosen: AllReduceStrategy,
+        closing: Reducer,
+        shared_reducer: shared_memory.SharedReducer,
     ) -> Run:
         n = group.world_size
         if arena is not None:
             run = persistent.over_arena(group, arena, call, count, shared_reducer)
             return run if not reduction.needs_scale_before(op) else _scaled_first(run, op, kind)
-        chosen = cost_model.choose(group, settled, nbytes, kind.name, call, timeout)
         if n > 1 and is_usual and not may_split(group, nbytes):
             chain = persistent.over_links(group, chosen, call, count, shared_reducer)
             if chain is not None:
@@ -110,6 +122,12 @@ def _plan(group: Group, view: ArrayView, op: Op, asked: AllReduceStrategy, *, is
         key = (kind.storage, count) if op is ReduceOp.SUM else (kind.storage, count, id(op))
         group.keep_fast(key, plan)
     return plan
+
+
+def _suits_channels(group: Group, asked: AllReduceStrategy, chosen: AllReduceStrategy, nbytes: int) -> bool:
+    """Whether a ring over channels is as good as what was chosen, or better. The same at every rank."""
+    shapes = (Shape.RING, Shape.HALVING_DOUBLING, Shape.DIRECT) if asked.shape is Shape.AUTO else (Shape.RING,)
+    return group.world_size > 1 and nbytes >= channels.LEAST and chosen.shape in shapes
 
 
 def _prepared_ring(group: Group, call: bytes, count: int, reducer: Reducer, closing: Reducer) -> Run:

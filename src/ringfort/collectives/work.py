@@ -62,15 +62,15 @@ class Work:
                 raise OperationTimeoutError(f"waiting for {self._what}", timeout, state="the operation continues")
 
     def result(self) -> Any:
-        """`wait()`, by the name that futures have."""
+        """Return `wait()`: the name that futures have for it."""
         return self.wait()
 
     def is_completed(self) -> bool:
-        """Whether it has ended, well or badly."""
+        """Return whether it has ended, well or badly."""
         return self._future.done()
 
     def exception(self) -> BaseException | None:
-        """What it raised; None if it has not ended or ended well."""
+        """Return what it raised; None if it has not ended or ended well."""
         return self._future.exception() if self._future.done() else None
 
     def add_done_callback(self, callback: Callable[[Work], object]) -> None:

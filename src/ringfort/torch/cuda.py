@@ -20,7 +20,7 @@ from ringfort.telemetry.trace import own_trace
 from ringfort.torch.hooks import untraced
 from ringfort.torch.names import torch
 from ringfort.torch.operations import Call, all_reduce, broadcast, by_engine
-from ringfort.torch.staging import CHUNK_BYTES, Stage, StagedCall
+from ringfort.torch.staging import Stage, StagedCall
 from ringfort.torch.tensors import flatten, is_plain, to_array
 from ringfort.torch.work import RingfortWork, Several
 
@@ -141,7 +141,7 @@ class CudaEngine:
     """Serves the tensors of one group that are on GPUs."""
 
     def __init__(
-        self, context: DistributedContext, *, chunk_bytes: int = CHUNK_BYTES, make: Callable[[Any], Any] = CudaDevice
+        self, context: DistributedContext, *, chunk_bytes: int | None = None, make: Callable[[Any], Any] = CudaDevice
     ) -> None:
         """With `chunk_bytes` 0 other ranks may have the same tensors in host memory. `make` opens a device."""
         self._context, self._chunk_bytes, self._make = context, chunk_bytes, make

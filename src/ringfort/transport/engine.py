@@ -157,13 +157,26 @@ class Engine:
             _raise_error_of(left)
         return True
 
-    def watch(self, is_ready: Callable[[], bool], peer: int, envelope: Envelope) -> None:
-        """Block until `is_ready()`, which is looked at whenever something arrives; raise what ends a collective that
-        waits for `peer`."""
-        receive = Watch(envelope, is_ready)
+    def watch(self, is_ready: Callable[[], bool], peer: int, envelope: Envelope, *, needs_link: bool = True) -> None:
+        """Block until `is_ready()`, which is looked at whenever something arrives, and after `wake`; raise what ends a
+        collective that waits for `peer`. Without `needs_link` a goodbye of the peer does not end it."""
+        receive = Watch(envelope, is_ready, needs_link=needs_link)
         self.run(
             Job("watch", envelope.timeout, envelope.deadline or 0.0, receive=receive, receive_link=self.links[peer])
         )
+
+    def look(self) -> None:
+        """Read what has come, so that `check` knows of it."""
+
+        def read() -> None:
+            for link in self.links.values():
+                self.table.read(link)
+
+        self._soon(read)
+
+    def wake(self) -> None:
+        """Make this process look at what it watches."""
+        self._poller.wake()
 
     def nudge(self, peer: int) -> None:
         """Make `peer` look at what it watches."""
@@ -217,15 +230,27 @@ class Engine:
         """Close all links without a goodbye, as a process that dies does. For fault injection."""
         self._as_leader(lambda: self.table.drop(lambda: ChannelClosedError("This rank was killed on purpose")))
 
-    def lose(self, peer: int, reason: str) -> None:
+    def lose(self, peer: int, reason: str, error: MakeError | None = None) -> None:
         """Take `peer` for lost, as somebody who watches it has found: end what waits for it, and every collective that
-        it is part of. Return at once."""
+        it is part of, with `error` or a `PeerLostError`. Return at once."""
         link = self.links[peer]
-        self._soon(lambda: self.table.lose(link, lambda: PeerLostError(peer, reason), reason))
+        self._soon(lambda: self.table.lose(link, error or (lambda: PeerLostError(peer, reason)), reason))
 
     def fail(self, error: MakeError) -> None:
         """End every call of this process, now and later, with `error`. The peers are not told. Return at once."""
         self._soon(lambda: self.table.fail_all(error))
+
+    def count(self, *moved: tuple[int, int, int]) -> None:
+        """Add to the traffic what was moved beside the links: for each peer the bytes sent and received."""
+
+        def add() -> None:
+            for peer, sent, received in moved:
+                link = self.links[peer]
+                for half, size in ((link.outbound, sent), (link.inbound, received)):
+                    if size:
+                        half.count(size)
+
+        self._soon(add)
 
     def traffic(self) -> list[tuple[int, int, int, int]]:
         """Return for each link the messages and bytes sent and those received, since the start."""

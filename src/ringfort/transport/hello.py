@@ -32,6 +32,8 @@ class Join(Hello, frozen=True, tag="join"):
     host: str
     port: int
     machine: Machine = NOWHERE
+    group: str = ""
+    """The name of the group that the rank was started in; empty if it has none."""
 
 
 class Welcome(Hello, frozen=True, tag="welcome"):

@@ -161,7 +161,7 @@ class LinkTable:
             if trouble is not None:
                 return trouble
             is_here = half is job.receive and link.inbound.holds_whole(half.key)  # it came before the link ended
-            if link.error is not None and not half.done and not is_here:
+            if link.error is not None and not half.done and not is_here and half.needs_link:
                 if half.envelope.members is not None and link.goodbye is not None:
                     self.fail_comm(half.envelope.comm_id, half.envelope.members, link.goodbye)
                 return link.error
@@ -272,7 +272,10 @@ class LinkTable:
 
     def time_out(self, job: Job) -> None:
         """End `job`, whose time is over."""
-        half, link = [(half, link) for half, link in job.halves() if not half.done][-1]
+        left = [(half, link) for half, link in job.halves() if not half.done]
+        if not left:  # another thread, or another process, has just done what it watches
+            return
+        half, link = left[-1]
         envelope, peer = half.envelope, link.peer
         if envelope.members is None:
             what, state = f"{job.what}, waiting for rank {peer}", "the message was dropped, the link is usable"

@@ -8,6 +8,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 from functools import cache
 from hashlib import blake2b
+from math import ceil
 from pathlib import Path
 
 import msgspec
@@ -18,6 +19,8 @@ from ringfort.errors import InvalidArgumentError
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _ORDERED = ("x86_64", "amd64", "i686")
 _NETWORK = Path("/proc/self/ns/net")
+_CPU_LIMIT = Path("/sys/fs/cgroup/cpu.max")
+"""What `docker --cpus` and the limits of Kubernetes set: processor time in a period, on any of the processors."""
 
 
 class Machine(msgspec.Struct, frozen=True):
@@ -55,9 +58,14 @@ def hosts_of(machines: Mapping[int, Machine]) -> tuple[int, ...]:
 def cores() -> int:
     """Return how many processors this process may use, which a container or `taskset` may limit."""
     try:
-        return len(os.sched_getaffinity(0))
+        usable = len(os.sched_getaffinity(0))
     except AttributeError:  # only Linux tells
-        return os.cpu_count() or 1
+        usable = os.cpu_count() or 1
+    try:
+        time, period = map(int, _CPU_LIMIT.read_text().split())
+    except (OSError, ValueError):  # no container, or `max`: no limit
+        return usable
+    return max(1, min(usable, ceil(time / period)))
 
 
 def check_hosts(hosts: Sequence[int], world_size: int) -> tuple[int, ...]:

@@ -103,6 +103,8 @@ class Send:
     """A message to be sent. Done when its memory may be used again and, in the rendezvous protocol, the clear-to-send
     has come."""
 
+    needs_link = True
+
     def __init__(
         self, data: memoryview, envelope: Envelope, *, is_rendezvous: bool, source: Receive | None = None
     ) -> None:
@@ -193,6 +195,8 @@ class Receive(Sink):
 
     __slots__ = ("array", "carry", "done", "envelope", "error", "into", "key", "reduced", "reducer")
 
+    needs_link = True
+
     def __init__(self, into: memoryview, envelope: Envelope, reducer: Reducer | None) -> None:
         super().__init__(len(into))
         self.into = into
@@ -255,10 +259,13 @@ class Receive(Sink):
 class Watch(Receive):
     """A caller waits for a peer, but not for a message: done when `is_ready()` says so."""
 
-    __slots__ = ("_is_over", "_is_ready")
+    __slots__ = ("_is_over", "_is_ready", "needs_link")
 
-    def __init__(self, envelope: Envelope, is_ready: Callable[[], bool]) -> None:
+    def __init__(self, envelope: Envelope, is_ready: Callable[[], bool], *, needs_link: bool = True) -> None:
         self._is_ready = is_ready
+        self.needs_link = needs_link
+        """Whether it ends with the link: not where what is waited for comes another way, and the peer may have left
+        when it has come."""
         super().__init__(memoryview(b""), envelope, None)
 
     @property
@@ -302,8 +309,8 @@ class Job:
             yield self.receive, self.receive_link
 
     def waits_on(self, link: Link) -> list[Send | Receive]:
-        """The messages on `link` that are not done."""
-        return [half for half, other in self.halves() if other is link and not half.done]
+        """What is not done and needs `link`."""
+        return [half for half, other in self.halves() if other is link and not half.done and half.needs_link]
 
     def is_on(self, comm_id: int) -> bool:
         """Whether this is part of a collective on `comm_id`."""

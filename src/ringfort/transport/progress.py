@@ -158,7 +158,11 @@ class Progress:
         for link in (out,) if out is into else (out, into):
             if link is not None and link.error is None:
                 table.update_watch(link)
-        if not job.is_done and not self._move_ready(min(job.deadline, table.now() + _QUIET)):
+        if job.is_done or self._move_ready(min(job.deadline, table.now() + _QUIET)):
+            return
+        if (
+            not job.is_done or self.arrivals or len(table.jobs) > 1
+        ):  # else it was woken because what it watches is there
             self._serve(job, wait=True)
 
     def _serve(self, job: Job, *, wait: bool) -> None:

@@ -14,9 +14,8 @@ from ringfort import DistributedConfig, DistributedContext, SubBackend
 from ringfort.bootstrap import connector, more_connections
 from ringfort.bootstrap.connection import Connection
 from ringfort.bootstrap.listener import Listener
-from ringfort.bootstrap.more_connections import AUTO_CONNECTIONS, open_connections, wanted
+from ringfort.bootstrap.more_connections import open_connections, wanted
 from ringfort.bootstrap.terms import Terms
-from ringfort.collectives import parallel
 from ringfort.config import CollectiveConfig
 from ringfort.errors import ConfigError, DistributedError, HandshakeError, NoConnectionError
 from ringfort.testing import run_ranks
@@ -49,32 +48,17 @@ def test_every_two_ranks_have_so_many_connections_and_all_carry_a_large_array(gr
 
 def test_ranks_that_share_memory_open_no_further_connections() -> None:
     here, elsewhere = Machine(b"1", shares=True), Machine(b"2", shares=True)
-    for config in (CollectiveConfig(connections=3), CollectiveConfig(connections="auto")):
+    for config, count in ((CollectiveConfig(connections=3), 3), (CollectiveConfig(), 0)):
         assert wanted(config, {0: here, 1: here}) == 1
-        assert wanted(config, {0: here, 1: Machine(b"1")}) > 1
-    assert wanted(CollectiveConfig(connections="auto"), {0: here, 1: elsewhere}) == AUTO_CONNECTIONS
-    assert wanted(CollectiveConfig(), {0: here, 1: elsewhere}) == 1
+        assert wanted(config, {0: here, 1: Machine(b"1")}) == count
+        assert wanted(config, {0: here, 1: elsewhere}) == count
 
 
-def test_auto_decides_the_same_at_every_rank_and_loses_nothing_while_it_tries() -> None:
-    config = replace(CONFIG, encryption="off", collective=CollectiveConfig(connections="auto"))
-
-    def program(backend: Any) -> int | None:
-        context = DistributedContext(backend)
-        for _ in range(parallel.TRIALS):
-            x = np.ones(parallel.TRIAL // 4, np.float32)
-            context.all_reduce(x)
-            assert (x == 2).all()
-        return parallel.used(backend.group)
-
-    with tcp_group(2, config) as backends:
-        first, second = results(run_ranks(backends, program))
-        assert first == second
-        assert first in (1, AUTO_CONNECTIONS), "which of them is the machine's business"
-
-
-def test_ranks_that_want_other_numbers_say_so_to_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    counts = iter((1, 2))
+@pytest.mark.parametrize("wanted", [(1, 2), (0, 1)], ids=["two numbers", "auto and a number"])
+def test_ranks_that_want_other_numbers_say_so_to_each_other(
+    wanted: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts = iter(wanted)
     lock = threading.Lock()
 
     def in_turn(config: object, machines: object) -> int:
@@ -83,7 +67,7 @@ def test_ranks_that_want_other_numbers_say_so_to_each_other(monkeypatch: pytest.
 
     monkeypatch.setattr("ringfort.bootstrap.links.wanted", in_turn)
     with (
-        pytest.raises(ConfigError, match=r"connections=\d: rank \d has \d; set the same on all ranks"),
+        pytest.raises(ConfigError, match=r"connections=('auto'|\d): rank \d has (auto|\d); set the same on all ranks"),
         tcp_group(2, CONFIG),
     ):
         pass

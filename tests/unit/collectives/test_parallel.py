@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
-from types import SimpleNamespace
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,6 @@ from ringfort.errors import (
     AbortedError,
     ChannelClosedError,
     CollectiveMismatchError,
-    ConfigError,
     DistributedError,
     OperationTimeoutError,
     PeerLostError,
@@ -39,7 +37,6 @@ MACHINES = {rank: Machine(b"%d" % rank) for rank in range(4)}
 @pytest.fixture(autouse=True)
 def small_arrays_are_cut_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(parallel, "LEAST", 64)
-    monkeypatch.setattr(parallel, "TRIAL", 20_000)
 
 
 def group_of(ranks: int, count: Any, clock: VirtualClock | None = None) -> list[SimulatedBackend]:
@@ -235,96 +232,3 @@ def test_the_first_part_that_fails_is_the_cause() -> None:
         outcomes = run_ranks(group, program)
         assert [type(outcome) for outcome in outcomes] == [OddError, AbortedError]
         assert no_connection_runs()
-
-
-# --- auto -------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("seconds", "chosen"),
-    [
-        ([[4.0, 1.0], [4.0, 1.1]], 4),
-        ([[1.0, 1.0], [1.0, 1.0]], 1),
-        ([[1.1, 1.0], [1.1, 1.0]], 1),
-        ([[4.0, 1.0], [4.0, 3.9]], 1),
-        ([[0.1, 1.0], [4.0, 1.0]], 4),
-    ],
-)
-def test_all_connections_are_chosen_where_the_slowest_rank_is_clearly_quicker(
-    seconds: Sequence[Sequence[float]], chosen: int
-) -> None:
-    assert parallel.choose(np.array(seconds), 4) == chosen
-
-
-@pytest.mark.parametrize("verdict", [1, 4])
-def test_auto_tries_in_large_collectives_that_are_alike_and_then_knows(
-    verdict: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tables: list[Any] = []
-    monkeypatch.setattr(parallel, "choose", lambda table, _: tables.append(table.copy()) or verdict)
-
-    def program(backend: SimulatedBackend) -> list[int | None]:
-        found: list[int | None] = []
-        for count in (1_000, COUNT, COUNT, COUNT + 1, COUNT, COUNT, COUNT + 1):
-            x = np.full(count, 1.0 + backend.rank)
-            before = [sum(of.values()) for of in sent(backend)]
-            DistributedContext(backend).all_reduce(x, strategy=RING)
-            assert (x == 6).all()
-            after = [sum(of.values()) for of in sent(backend)]
-            over.append([new > old for new, old in zip(after, before, strict=True)].count(True))
-            found.append(parallel.used(backend.group))
-        return found
-
-    over: list[int] = []
-    with closing_all(group_of(3, "auto")) as group:
-        assert results(run_ranks(group, program)) == [[None] * 5 + [verdict] * 2] * 3
-    assert sorted(over) == sorted([1, 1, 4, 1, 1, 4, verdict] * 3)
-    assert len(tables) == 3
-    assert all((table == tables[0]).all() and (table > 0).all() for table in tables), "all decide from the same"
-
-
-@pytest.mark.parametrize(("one", "four", "chosen"), [(4.0, 1.0, 4), (1.0, 4.0, 1)])
-def test_auto_takes_the_way_that_took_less(
-    one: float, four: float, chosen: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    through, clock = parallel.run_parts, threading.local()
-
-    def timed(backend: Any, over: Sequence[Any], *rest: Any) -> None:
-        through(backend, over, *rest)
-        clock.now = getattr(clock, "now", 0.0) + (one if len(over) == 1 else four)
-
-    monkeypatch.setattr(parallel, "run_parts", timed)
-    monkeypatch.setattr(parallel, "time", SimpleNamespace(perf_counter=lambda: getattr(clock, "now", 0.0)))
-
-    def program(backend: SimulatedBackend) -> int | None:
-        for _ in range(parallel.TRIALS):
-            DistributedContext(backend).all_reduce(np.ones(COUNT), strategy=RING)
-        return parallel.used(backend.group)
-
-    with closing_all(group_of(2, "auto")) as group:
-        assert results(run_ranks(group, program)) == [chosen] * 2
-
-
-def test_of_calls_that_never_come_again_few_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parallel, "_KINDS", 2)
-
-    def program(backend: SimulatedBackend) -> list[int]:
-        found: list[int] = []
-        for extra in range(5):
-            DistributedContext(backend).all_reduce(np.ones(COUNT + extra), strategy=RING)
-            found.append(len(backend.group.part(parallel.Trials).seconds))
-        return found
-
-    with closing_all(group_of(2, "auto")) as group:
-        assert results(run_ranks(group, program)) == [[1, 2, 1, 2, 1]] * 2
-
-
-def test_a_group_with_one_connection_has_nothing_to_find_out() -> None:
-    with closing_all(group_of(2, 1)) as group:
-        assert parallel.used(group[0].group) == 1
-
-
-@pytest.mark.parametrize("wrong", [0, 17, -1, 1.5, True, "many", None])
-def test_a_wrong_number_of_connections_is_refused(wrong: Any) -> None:
-    with pytest.raises(ConfigError, match="connections="):
-        CollectiveConfig(connections=wrong)

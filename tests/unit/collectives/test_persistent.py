@@ -7,7 +7,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ringfort import AllReduceStrategy, Backend, DistributedConfig, DistributedContext, ReduceOp, SimulatedBackend
+from ringfort import (
+    AllReduceStrategy,
+    Backend,
+    CollectiveConfig,
+    DistributedConfig,
+    DistributedContext,
+    ReduceOp,
+    SimulatedBackend,
+)
 from ringfort.collectives import persistent
 from ringfort.collectives.cost_model import BLOCK_BYTES, DOUBLING_BYTES, READY_BYTES
 from ringfort.collectives.persistent import _VIEWED
@@ -62,7 +70,9 @@ def test_a_chain_gives_the_same_bits_at_every_rank_and_every_time(
             found.append((context.all_reduce(own.copy(), op).tobytes(), context.all_reduce(own.copy(), op).tobytes()))
         return found
 
-    with tcp_group(world_size, DistributedConfig(timeout=20, shared_memory="off", encryption=encryption)) as backends:
+    one_thread = CollectiveConfig(connections=1)
+    config = DistributedConfig(timeout=20, shared_memory="off", encryption=encryption, collective=one_thread)
+    with tcp_group(world_size, config) as backends:
         first, *others = results(run_ranks(backends, program))
     assert all(one == again for one, again in first)
     assert all(other == first for other in others)

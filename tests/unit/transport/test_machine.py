@@ -49,3 +49,18 @@ def test_hosts_that_name_no_lowest_rank_are_refused(hosts: tuple[int, ...]) -> N
     with pytest.raises(InvalidArgumentError, match="lowest rank on its host"):
         check_hosts(hosts, 3)
     assert check_hosts([0, 1, 1], 3) == (0, 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("limit", "count"),
+    [("200000 100000\n", 2), ("150000 100000\n", 2), ("50000 100000\n", 1), ("max 100000\n", 8), ("", 8), (None, 8)],
+)
+def test_a_container_that_may_use_less_time_has_fewer_cores(
+    limit: str | None, count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "cpu.max"
+    if limit is not None:
+        file.write_text(limit)
+    monkeypatch.setattr(machine, "_CPU_LIMIT", file)
+    monkeypatch.setattr(machine.os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
+    assert machine.cores() == count

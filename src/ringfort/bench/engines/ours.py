@@ -10,11 +10,12 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from ringfort.backends.group import BARRIER_CALL
 from ringfort.backends.tcp import TcpBackend
 from ringfort.bench.engines.base import Bound, Engine, Seat
 from ringfort.bench.options import STRATEGIES, Case
 from ringfort.bench.patterns import Array
-from ringfort.collectives import cost_model, parallel
+from ringfort.collectives import channels, cost_model, parallel
 from ringfort.compression import auto
 from ringfort.compression.strategy import CompressionStrategy
 from ringfort.config import Shape, format_address
@@ -76,7 +77,10 @@ class RingfortEngine(Engine):
             choice = auto.choose(group, CompressionStrategy.AUTO, [(case.count,)])
             compression["compression"] = f"auto takes {choice.strategy}: {choice.why}"
             compression["compressed"] = {str(one): seconds * 1e6 for one, seconds in choice.predicted.items()}
-        connections = parallel.count_for(group, case.nbytes)
+        connections = len(group.connections) if parallel.may_split(group, case.nbytes) else 1
+        if case.op == "all_reduce" and not group.shares_memory and case.nbytes >= channels.LEAST:
+            channels.channels_of(group, case.nbytes, BARRIER_CALL, None)  # which a large all-reduce would open
+            connections = channels.count_for(group, case.nbytes)
         return {"predicted": predicted, "chosen": chosen, "connections": connections, **compression}
 
     def barrier(self) -> object:
