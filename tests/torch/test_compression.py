@@ -57,3 +57,26 @@ def test_what_cannot_be_compressed_is_refused_in_words(zygote: Zygote) -> None:
         assert "fully_shard" in words[2]
         assert "can only quantize" in words[3]
         assert 'init_process_group("ringfort")' in words[4]
+
+
+@pytest.mark.parametrize("backend", ["ringfort", "gloo"])
+def test_the_weighted_hook_gives_the_mean_of_one_large_batch(zygote: Zygote, backend: str) -> None:
+    for found, wanted, misuse in zygote.run("torch.compression.weighted", 2, backend):
+        assert found == pytest.approx(wanted, rel=1e-4, abs=1e-6)
+        assert all("number of samples" in words for words in misuse[:4])
+        assert "call hook.begin" in misuse[4]
+
+
+def test_local_steps_count_the_steps_of_an_optimizer(zygote: Zygote) -> None:
+    one, other = zygote.run("torch.compression.local_steps", 2)
+    assert one[1] == other[1], "the ranks' weights differ after a round"
+    assert len(one[1]) == 12
+    assert (one[3], other[3]) == (0, 1), "the scaler left out one step, at one rank"
+    assert len(other[0]) == len(one[0]) + 1
+    for losses, _, misuse, _ in (one, other):
+        assert losses[-1] < 0.8 * losses[0]
+        assert "averages gradients" in misuse[0]
+        assert "register_step_post_hook" in misuse[1]
+        assert "at least one array" in misuse[2]
+        assert "array of floats" in misuse[3]
+        assert "init_process_group" in misuse[4]

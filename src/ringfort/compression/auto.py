@@ -6,7 +6,7 @@ to encode and decode an element and encodes N elements in B bytes:
 
     none        2(n-1) a + 2(n-1)/n S b
     quantized   2(n-1) m a + 2(n-1)/n B b + N e + (2n-1)/n N d, with m messages per part
-    topk        (n-1) a + (n-1) B b + N e + n N d
+    topk        (n-1) a + (n-1) B b + N e + n N d; sparse too
     powersgd    4(n-1) a + 2(n-1)/n B b + N e + N d
 """
 
@@ -26,6 +26,7 @@ from ringfort.collectives.link_costs import BANDWIDTH, LATENCY, known_speeds, pr
 from ringfort.collectives.signature import measuring_for
 from ringfort.collectives.steps import gather_rows
 from ringfort.compression import encoded, lowrank
+from ringfort.compression.chunked import ChunkedTopK
 from ringfort.compression.exchange import segment_of
 from ringfort.compression.quantize import codec_of
 from ringfort.compression.sparse import TopK
@@ -72,11 +73,13 @@ NOMINAL: Final = {
         "onebit": Speed(2.0e-9, 1.3e-9, 0.61),
         "topk(0.01)+int4": Speed(0.8e-9, 0.3e-9, 0.97),
         "powersgd(4)": Speed(3e-9, 2e-9, 0.99),
+        "sparse": Speed(12e-9, 1.5e-9, 0.93),
     }.items()
 }
 """For groups with virtual time: the figures of one core of an AMD EPYC of 2023."""
-CANDIDATES: Final = (CompressionStrategy.NONE, *NOMINAL)
-"""The strategies to choose from. Of equally fast ones the first is chosen."""
+CANDIDATES: Final = (CompressionStrategy.NONE, *(name for name in NOMINAL if name.method is not Method.SPARSE))
+"""The strategies to choose from. Of equally fast ones the first is chosen. SPARSE is for the differences of many steps:
+its error feedback forgets."""
 
 
 @dataclass(frozen=True)
@@ -96,9 +99,10 @@ class Table:
         if strategy.method is Method.NONE:
             return 2 * (n - 1) * a + whole * 4 * count * b
         speed = self.speeds[strategy]
-        if strategy.method is Method.TOP_K:
+        if strategy.method in (Method.TOP_K, Method.SPARSE):
             k = strategy.kept(count)
-            size = TopK(k, codec_of(strategy.values)).nbytes(count)
+            is_sparse = strategy.method is Method.SPARSE
+            size = (ChunkedTopK() if is_sparse else TopK(k, codec_of(strategy.values))).nbytes(count)
             return (n - 1) * (a + size * b) + count * speed.write + n * count * speed.read
         if strategy.method is Method.POWER_SGD:
             size = 4 * sum(_factor_elements(shape, strategy.rank) for shape in shapes)
@@ -187,25 +191,33 @@ def table_of(group: Group, call: bytes = BARRIER_CALL, timeout: float | None = N
     """Return the group's measurements. The first call measures: a collective of all ranks, on behalf of `call`, within
     `timeout`."""
 
-    def make() -> Table:
-        config = group.config.collective
-        if group.is_measured:
-            envelope = group.envelope(measuring_for(call), timeout)
-            speeds_of_links = known_speeds(group, envelope)
-            with probing(group, envelope) as probes:
-                latency, per_byte = _measure_links(group, speeds_of_links, probes)
-            own = [number for speed in codec_speeds().values() for number in speed]
-            slowest = gather_rows(group, own, envelope).max(axis=0).reshape(-1, 3)
-            speeds = {name: Speed(*map(float, row)) for name, row in zip(codec_speeds(), slowest, strict=True)}
-        else:  # where time is virtual
-            latency, per_byte, speeds = LATENCY, 1 / BANDWIDTH, dict(NOMINAL)
-        if config.latency is not None:
-            latency = config.latency
-        if config.bandwidth is not None:
-            per_byte = 1 / config.bandwidth
-        return Table(group.world_size, latency, per_byte, speeds)
+    return group.part(Table, lambda: _measured(group, call, timeout))
 
-    return group.part(Table, make)
+
+def measure_again(group: Group, call: bytes = BARRIER_CALL, timeout: float | None = None) -> Table:
+    """Measure links and codecs now, whatever is known: a collective, which takes some 0.2 s."""
+    return _measured(group, call, timeout, forgets=True)
+
+
+def _measured(group: Group, call: bytes, timeout: float | None, *, forgets: bool = False) -> Table:
+    config = group.config.collective
+    if group.is_measured:
+        envelope = group.envelope(measuring_for(call), timeout)
+        speeds_of_links = known_speeds(group, envelope)
+        if forgets:
+            speeds_of_links = np.zeros_like(speeds_of_links)
+        with probing(group, envelope) as probes:
+            latency, per_byte = _measure_links(group, speeds_of_links, probes)
+        own = [number for speed in codec_speeds().values() for number in speed]
+        slowest = gather_rows(group, own, envelope).max(axis=0).reshape(-1, 3)
+        speeds = {name: Speed(*map(float, row)) for name, row in zip(codec_speeds(), slowest, strict=True)}
+    else:  # where time is virtual
+        latency, per_byte, speeds = LATENCY, 1 / BANDWIDTH, dict(NOMINAL)
+    if config.latency is not None:
+        latency = config.latency
+    if config.bandwidth is not None:
+        per_byte = 1 / config.bandwidth
+    return Table(group.world_size, latency, per_byte, speeds)
 
 
 def _measure_links(group: Group, speeds: Array, envelope: Envelope) -> tuple[float, float]:

@@ -18,7 +18,8 @@ from ringfort.collectives.ops import Op, PremulSum, ReduceOp
 from ringfort.collectives.plan import Operation, unplanned
 from ringfort.compression import auto, calls, lowrank
 from ringfort.compression.calls import Compressed
-from ringfort.compression.codec import mix
+from ringfort.compression.chunked import ChunkedTopK
+from ringfort.compression.codec import Codec, mix
 from ringfort.compression.compressor import GradientCompressor, Piece, check_floats
 from ringfort.compression.exchange import BasisError, Exchange
 from ringfort.compression.floats import count_nonfinite, narrow, widen
@@ -166,8 +167,17 @@ def _quantized(exchange: Exchange, out: Array, divisor: int) -> dict[str, Array]
 
 
 def _top_k(exchange: Exchange, out: Array, divisor: int) -> dict[str, Array]:
-    codec = TopK(exchange.strategy.kept(out.size), codec_of(exchange.strategy.values))
-    messages = exchange.gather(codec)
+    kept = exchange.strategy.kept(out.size)
+    return _gathered(exchange, out, divisor, TopK(kept, codec_of(exchange.strategy.values)), kept)
+
+
+def _sparse(exchange: Exchange, out: Array, divisor: int) -> dict[str, Array]:
+    return _gathered(exchange, out, divisor, ChunkedTopK())
+
+
+def _gathered(exchange: Exchange, out: Array, divisor: int, codec: Codec, kept: int = 0) -> dict[str, Array]:
+    """Each rank's few elements go to all others, which add them up."""
+    messages = exchange.gather(codec, kept)
     start = time.perf_counter()
     out.fill(0)
     for message in messages:  # in the order of the ranks, so that all add alike
@@ -254,6 +264,7 @@ _WAYS: Final = {
     Method.TOP_K: _top_k,
     Method.RANDOM_K: _random_k,
     Method.POWER_SGD: _power_sgd,
+    Method.SPARSE: _sparse,
 }
 
 

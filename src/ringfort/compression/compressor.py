@@ -1,8 +1,9 @@
 """`GradientCompressor`: a strategy, and the error feedback of each tensor.
 
 What a step does not send is added to the next step's gradient (error feedback, Karimireddy et al. 2019,
-arXiv:1901.09847): it is delayed, never lost. A failed step changes nothing: only `keep` changes the state of a
-tensor, so a step that is repeated after a lost peer starts from the same state.
+arXiv:1901.09847): it is delayed, never lost. (With `sparse` it decays by a twentieth per step.) A failed step changes
+nothing: only `keep` changes the state of a tensor, so a step that is repeated after a lost peer starts from the same
+state.
 """
 
 from __future__ import annotations
@@ -60,12 +61,16 @@ class Kept:
 class GradientCompressor:
     """Compresses gradients with one strategy and keeps, for each tensor, what has not been sent (error feedback).
 
-        compressor = GradientCompressor("topk(0.01)+int4")
-        average_gradients(ctx, gradients, compression=compressor)
-        ctx.all_reduce(x, compression=compressor, name="layer1.weight")
-
     `compress` and `decompress` do the same without a group. Each name belongs to one tensor; a tensor whose shape
     changes starts anew.
+
+    Examples:
+        >>> compressor = GradientCompressor("int8")
+        >>> with ringfort.init() as ctx:
+        ...     gradients = average_gradients(ctx, {"w": np.ones(2)}, compression=compressor)
+        ...     x = ctx.all_reduce(np.ones(2), compression=compressor, name="layer1.weight")
+        >>> compressor.decompress(compressor.compress(np.ones(2), name="bias"))
+        array([1., 1.], dtype=float32)
     """
 
     def __init__(
@@ -185,12 +190,13 @@ class GradientCompressor:
                 if kept is not None and kept.shape == piece.shape:
                     step = max(step, kept.step) if feedback else step
                     if feedback and kept.residual.size and not (nonfinite and self.on_nonfinite == "raise"):
-                        flat[piece.start : piece.stop] += kept.residual
+                        decay = self.strategy.decay
+                        flat[piece.start : piece.stop] += kept.residual if decay == 1 else decay * kept.residual
         seed = mix(self.seed, rank, crc32(pieces[0].name.encode()) if pieces else 0, step)
         return Draft(self, flat, pieces, nonfinite, seed, step)
 
     def factor(self, piece: Piece, rank: int) -> Array | None:
-        """POWER_SGD: where the power method continues for a tensor; None if it starts."""
+        """Return where the power method of POWER_SGD continues for a tensor; None if it starts."""
         with self._lock:
             kept = self._kept.get(piece.name)
             shape = lowrank.matrix_shape(piece.shape, rank)

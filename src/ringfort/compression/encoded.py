@@ -9,6 +9,7 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from ringfort.compression import lowrank
+from ringfort.compression.chunked import ChunkedTopK
 from ringfort.compression.codec import Codec
 from ringfort.compression.lowrank import LowRank
 from ringfort.compression.quantize import codec_of
@@ -125,6 +126,8 @@ def _codec(head: Head) -> Codec:
         if head.elements and not head.rows:
             raise ProtocolError(f"Invalid compressed message: none of its {head.elements} elements is sent")
         return (TopK if head.method is Method.TOP_K else RandomK)(head.rows, values)
+    if head.method is Method.SPARSE:
+        return ChunkedTopK()
     if head.method is Method.POWER_SGD and head.rows:
         columns, left = divmod(head.elements, head.rows)
         if left:

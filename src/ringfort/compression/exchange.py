@@ -25,7 +25,6 @@ from ringfort.collectives.steps import PartMemory, run_ring
 from ringfort.compression.codec import CHUNK, ChunkCodec, Codec, mix
 from ringfort.compression.compressor import Draft
 from ringfort.compression.encoded import SIZE, Head
-from ringfort.compression.sparse import TopK
 from ringfort.compression.strategy import CompressionStrategy
 from ringfort.errors import NonFiniteError
 from ringfort.telemetry.metrics import DistributedMetrics
@@ -109,10 +108,11 @@ class Exchange:
         if divisor != 1:
             out /= np.float32(divisor)
 
-    def gather(self, codec: TopK) -> list[Array]:
-        """The draft of every rank as `codec` encodes it, in the order of the ranks. Raises `NonFiniteError`."""
+    def gather(self, codec: Codec, kept: int = 0) -> list[Array]:
+        """The draft of every rank as `codec` encodes it, in the order of the ranks. `kept` is how many elements that
+        sends, if it is not always the same number. Raises `NonFiniteError`."""
         rank, n, draft = self.group.rank, self.group.world_size, self.draft
-        head = self._head(draft.work.size, rows=codec.k)
+        head = self._head(draft.work.size, rows=kept)
         size = SIZE + codec.nbytes(draft.work.size)
         messages = np.empty((n, size), np.uint8)
         self._encode(draft.work, messages[rank], codec, head, draft.seed, keep_error=draft.keeps)

@@ -71,9 +71,14 @@ def average_gradients(
     `GradientMismatchError`, which names the first leaf that differs, if the ranks' trees differ. If a tree changes
     between calls at some ranks only, that is a `CollectiveMismatchError`, which ends the group. With `compression`
     also `NonFiniteError`, at every rank, if one has gradients that are infinite or not a number.
+
+    Examples:
+        >>> with ringfort.init() as ctx:
+        ...     average_gradients(ctx, {"layer": {"w": np.ones(2)}}, weight=32)
+        {'layer': {'w': array([1., 1.])}}
     """
     _check_arguments(weight, bucket_bytes)
-    found = list(_walk(tree, "tree"))
+    found = list(walk(tree, "tree"))
     leaves = [Leaf.of(array, path) for path, array in found if array is not None]
     compressor = None if compression is None else _compressor(ctx, compression)
     if compressor is not None:
@@ -88,7 +93,7 @@ def average_gradients(
     op = _operation(ctx, weight)
     if ctx.world_size > 1 or (compressor is not None and compressor.names):
         results = iter(_reduce_all(ctx, leaves, bucket_bytes, op, compressor))
-        tree = _rebuild(tree, (None if array is None else next(results) for _, array in found))
+        tree = rebuild(tree, (None if array is None else next(results) for _, array in found))
     own_trace().mark(ctx)
     return tree
 
@@ -144,24 +149,24 @@ class Leaf(NamedTuple):
         return f"{self.view.kind.name}{self.view.shape}"
 
 
-def _walk(node: Any, path: str) -> Iterator[tuple[str, Any]]:
+def walk(node: Any, path: str) -> Iterator[tuple[str, Any]]:
     """Yield every leaf with its path as a Python expression, such as `tree['layers'][0].bias`."""
     if isinstance(node, dict):
         for key, child in cast("dict[Any, Any]", node).items():
-            yield from _walk(child, f"{path}[{key!r}]")
+            yield from walk(child, f"{path}[{key!r}]")
     elif isinstance(node, (list, tuple)):
         names = getattr(cast(Any, node), "_fields", None)
         for index, child in enumerate(cast("Sequence[Any]", node)):
-            yield from _walk(child, f"{path}.{names[index]}" if names else f"{path}[{index}]")
+            yield from walk(child, f"{path}.{names[index]}" if names else f"{path}[{index}]")
     else:
         yield path, node
 
 
-def _rebuild(node: Any, leaves: Iterator[Any]) -> Any:
-    """Return `node` with `leaves` in the order of `_walk`; the same object where nothing in it was replaced."""
+def rebuild(node: Any, leaves: Iterator[Any]) -> Any:
+    """Return `node` with `leaves` in the order of `walk`; the same object where nothing in it was replaced."""
     if isinstance(node, dict):
         old = cast("dict[Any, Any]", node)
-        children = {key: _rebuild(child, leaves) for key, child in old.items()}
+        children = {key: rebuild(child, leaves) for key, child in old.items()}
         if all(children[key] is old[key] for key in old):
             return old
         fresh = copy.copy(old)  # not type(node)(children): the constructor of a defaultdict takes something else
@@ -169,7 +174,7 @@ def _rebuild(node: Any, leaves: Iterator[Any]) -> Any:
         return fresh
     if isinstance(node, (list, tuple)):
         items = cast("Sequence[Any]", node)
-        rebuilt = [_rebuild(child, leaves) for child in items]
+        rebuilt = [rebuild(child, leaves) for child in items]
         if all(new is child for new, child in zip(rebuilt, items, strict=True)):
             return items
         if isinstance(node, list):
@@ -201,20 +206,25 @@ def _agree(ctx: DistributedContext, listing: tuple[str, ...]) -> None:
     if listing == last:
         return
     try:
-        digests = ctx.all_gather_object(sha256("\n".join(listing).encode()).hexdigest())
+        compare_listings(ctx, listing)
     except CollectiveMismatchError as exc:
         if last is None:
             raise
         before, now = _first_difference(last, listing)
         ours = f"average_gradients with {now}, where its last call had {before},"
         raise CollectiveMismatchError(exc.rank, ours, int(exc.peer or 0), exc.theirs, operation=exc.operation) from exc
-    if len(set(digests)) == 1:
-        agreed.listing = listing
-        return
-    listings = [tuple(other) for other in ctx.all_gather_object(list(listing))]
-    peer = next(rank for rank, other in enumerate(listings) if other != listing)
-    ours, theirs = _first_difference(listing, listings[peer])
-    raise GradientMismatchError(ctx.rank, ours, peer, theirs)
+    agreed.listing = listing
+
+
+def compare_listings(ctx: DistributedContext, listing: tuple[str, ...]) -> None:
+    """Raise `GradientMismatchError` at every rank, with the first line that differs, unless all have the same
+    `listing`. A collective."""
+    digests = ctx.all_gather_object(sha256("\n".join(listing).encode()).hexdigest())
+    if len(set(digests)) > 1:
+        listings = [tuple(other) for other in ctx.all_gather_object(list(listing))]
+        peer = next(rank for rank, other in enumerate(listings) if other != listing)
+        ours, theirs = _first_difference(listing, listings[peer])
+        raise GradientMismatchError(ctx.rank, ours, peer, theirs)
 
 
 def _first_difference(ours: Sequence[str], theirs: Sequence[str]) -> tuple[str, str]:

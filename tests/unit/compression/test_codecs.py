@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from ringfort.compression import encoded
+from ringfort.compression.chunked import KEPT, ROW, ChunkedTopK
 from ringfort.compression.codec import CHUNK
 from ringfort.compression.quantize import codec_of
 from ringfort.compression.sparse import BLOCK, drawn, largest
@@ -17,7 +18,7 @@ from ringfort.errors import InvalidArgumentError, ProtocolError
 
 NAMES = (
     "none", "fp16", "bf16", "int8", "int4", "onebit", "topk(0.1)", "topk(0.1)+int4", "topk(0.1)+fp16", "randomk(0.2)",
-    "randomk(0.2)+int8", "powersgd(2)",
+    "randomk(0.2)+int8", "powersgd(2)", "sparse",
 )  # fmt: skip
 Array = Any
 
@@ -260,3 +261,93 @@ def test_other_spellings() -> None:
     assert parse("random(0.3)").method is Method.RANDOM_K
     assert parse("topk") == CompressionStrategy.top_k()
     assert parse(CompressionStrategy.INT4) is CompressionStrategy.INT4
+
+
+# --- the codec of SparseLoCo ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("count", [0, 1, 63, 64, 65, 130, ROW - 1, ROW, ROW + 1, CHUNK, CHUNK + ROW + 3, 3 * CHUNK - 7])
+def test_sparse_sends_the_largest_of_each_chunk_in_the_bytes_that_it_says(count: int) -> None:
+    x = np.random.default_rng(count).standard_normal(count).astype(np.float32)
+    got, kept = round_trip(CompressionStrategy.SPARSE, x)
+    np.testing.assert_array_equal(kept, x - got)
+    size = 0
+    for begin in range(0, count, ROW):
+        chunk, there = x[begin : begin + ROW], got[begin : begin + ROW]
+        k = KEPT if chunk.size == ROW else -(-chunk.size * KEPT // ROW)
+        size += 4 + 3 * -(-k // 2) + -(-k // 4)
+        sent = np.flatnonzero(there)
+        assert len(sent) == k
+        assert np.abs(chunk[sent]).min() >= np.sort(np.abs(chunk))[-k]
+        assert (np.sign(there[sent]) == np.sign(chunk[sent])).all()
+        assert len(np.unique(np.abs(there[sent]))) <= 2
+    assert ChunkedTopK().nbytes(count) == size
+    assert round_trip(CompressionStrategy.SPARSE, x, 5)[0].tobytes() == got.tobytes()  # nothing in it is random
+
+
+def test_sparse_takes_116_bytes_for_16384() -> None:
+    assert ChunkedTopK().nbytes(ROW) == 116
+    assert ChunkedTopK().nbytes(1_200_000) < 4 * 1_200_000 / 140
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.lists(values, min_size=1, max_size=300))
+def test_sparse_levels_are_within_the_range_of_what_they_stand_for(numbers: list[float]) -> None:
+    x = np.array(numbers, np.float32)
+    got, _ = round_trip(CompressionStrategy.SPARSE, x)
+    assert np.isfinite(got).all()
+    assert np.abs(got.astype(np.float64)).max() <= np.abs(x.astype(np.float64)).max() * (1 + 2.0**-8) + 1e-40
+
+
+def damaged(change: Any) -> Array:
+    """An encoded chunk of 4096 elements, changed."""
+    x = np.random.default_rng(0).standard_normal(ROW).astype(np.float32)
+    data, _ = encoded.write(CompressionStrategy.SPARSE, x, x.shape, None, 0, False)
+    change(data[encoded.SIZE :])
+    return data
+
+
+def test_sparse_data_of_a_stranger_is_refused_or_decoded_within_its_bounds() -> None:
+    def infinite(body: Array) -> None:
+        body[:2] = (0x80, 0x7F)
+
+    def equal_indices(body: Array) -> None:
+        body[4:100] = 0
+
+    for change in (infinite, equal_indices):
+        with pytest.raises(ProtocolError):
+            encoded.read(damaged(change))
+    x = np.ones(100, np.float32)
+    data, _ = encoded.write(CompressionStrategy.SPARSE, x, x.shape, None, 0, False)
+    data[encoded.SIZE + 4 : encoded.SIZE + 7] = 255  # index 4095 of 100
+    with pytest.raises(ProtocolError, match="ascend"):
+        encoded.read(data)
+
+
+@settings(deadline=None, max_examples=80)
+@given(st.binary(min_size=116, max_size=116))
+def test_any_bytes_are_sparse_data_or_a_protocol_error(body: bytes) -> None:
+    def put(into: Array) -> None:
+        into[...] = np.frombuffer(body, np.uint8)
+
+    try:
+        got = encoded.read(damaged(put))
+    except ProtocolError:
+        return
+    assert np.isfinite(got).all()
+
+
+def test_sparse_error_feedback_decays() -> None:
+    from ringfort import GradientCompressor
+
+    compressor = GradientCompressor("sparse")
+    x = np.zeros(ROW, np.float32)
+    x[:KEPT], x[KEPT] = 10, 1
+    compressor.compress(x, "x")
+    assert compressor.residual("x")[KEPT] == 1  # type: ignore[index]
+    for step in range(1, 4):
+        x[KEPT] = 0
+        compressor.compress(x, "x")
+        assert compressor.residual("x")[KEPT] == pytest.approx(0.95**step)  # type: ignore[index]
+    other = GradientCompressor("topk(0.01)")
+    assert other.strategy.decay == 1

@@ -20,7 +20,7 @@ from ringfort.collectives.ops import Op, ReduceOp
 from ringfort.errors import CollectiveMismatchError, GradientMismatchError, InvalidArgumentError, UnsupportedArrayError
 from ringfort.testing.ranks import results, run_ranks
 from ringfort.training import average_gradients
-from ringfort.training.gradients import _rebuild, plan_buckets
+from ringfort.training.gradients import plan_buckets, rebuild
 
 # --- a group of threads -----------------------------------------------------------------------------------------------
 
@@ -264,7 +264,7 @@ def test_dict_and_tuple_kinds_survive() -> None:
 def test_arrays_that_were_replaced_are_put_in_new_containers_of_the_same_kinds() -> None:
     # As for JAX and MLX, whose arrays cannot be written: numbers stand for them here.
     tree = OrderedDict(a=[1, Layer(2, (3, None))], b=defaultdict(int, c=4), d=[5])
-    result = _rebuild(tree, iter([10, 20, 30, None, 40, 5]))
+    result = rebuild(tree, iter([10, 20, 30, None, 40, 5]))
     assert result == OrderedDict(a=[10, Layer(20, (30, None))], b={"c": 40}, d=[5])
     assert [type(part) for part in (result, result["a"][1], result["b"])] == [OrderedDict, Layer, defaultdict]
     assert tree == OrderedDict(a=[1, Layer(2, (3, None))], b={"c": 4}, d=[5])

@@ -1,0 +1,322 @@
+"""How well do two uneven machines learn together? Real training, in one process: the learning half of `slow_links`.
+
+A byte-level transformer learns Python's own source; 5% of it is held back. There are a fast machine and one of half its
+speed. Time is counted in steps of the fast machine: the members of an arm compute one after the other, and what each
+would do at the same time counts once. Codecs, error feedback and outer optimizer are the real ones (those of
+`ringfort.LocalSteps`). What communication costs is measured elsewhere, on real links.
+
+The learning rate of every arm is searched on one small grid, with a seed of its own; then the arm is run with the other
+seeds. Arms that differ only in codec, weighting or length share one search. The rate rises for 5% of the samples, and
+falls as a cosine.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import sysconfig
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from itertools import chain
+from math import cos, pi
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn import functional
+
+from ringfort import GradientCompressor
+from ringfort.compression import encoded
+from ringfort.training.local_steps.outer import OuterOptimizer, OuterSettings
+from ringfort.training.local_steps.pace import shares
+
+SPEEDS = (1.0, 0.5)
+RATES = (2.5e-4, 5e-4, 1e-3, 2e-3, 4e-3, 8e-3)
+"""The grid of learning rates. The search begins in the middle and ends at the best one whose neighbours are worse."""
+FIRST_RATES = (1e-3, 2e-3)
+TUNING_SEED = 99
+WARM_UP = 0.05
+LOOKS = 20
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How large an experiment is."""
+
+    units: int = 960
+    """Steps of the fast machine."""
+    width: int = 64
+    layers: int = 2
+    context: int = 64
+    batch: int = 8
+    every: int = 12
+    """Local steps of the fast machine in a round."""
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One way to train."""
+
+    name: str
+    kind: str
+    """alone, sync (an update from all machines' gradients), or local."""
+    longer: float = 1.0
+    """Times the units."""
+    is_even: bool = False
+    """All machines make the same steps, at the pace of the slowest, as DDP does."""
+    accumulate: int = 1
+    codec: str = "none"
+    weighting: Any = "samples"
+    outer: tuple[float, float] = (0.6, 0.9)
+    tuned_as: str = ""
+    """The arm whose learning rate this one gets."""
+
+
+ALONE, LOCAL = "the fast machine alone", "ours, local"
+ARMS = (
+    Arm(ALONE, "alone"),
+    Arm(LOCAL, "local"),
+    Arm(f"{ALONE}, 1.5 times as long", "alone", longer=1.5, tuned_as=ALONE),
+    Arm("ours, every step", "sync"),
+    Arm("ours, local, sparse", "local", codec="sparse", outer=(1.0, 0.0)),
+    Arm("ours, local, plain mean", "local", outer=(1.0, 0.0)),
+    Arm("DDP", "sync", is_even=True),
+    Arm("ours, local, weighting uniform", "local", weighting="uniform", tuned_as=LOCAL),
+    Arm("ours, local, weighting normalized", "local", weighting="normalized", tuned_as=LOCAL),
+    Arm("ours, local, int8", "local", codec="int8", tuned_as=LOCAL),
+    Arm("ours, local, int4", "local", codec="int4", tuned_as=LOCAL),
+    Arm("DDP, accumulation 4", "sync", is_even=True, accumulate=4),
+    Arm("DDP, accumulation 16", "sync", is_even=True, accumulate=16),
+    Arm("DDP, accumulation 64", "sync", is_even=True, accumulate=64),
+    Arm("PostLocalSGD", "local", is_even=True, weighting="uniform", outer=(1.0, 0.0)),
+)
+
+
+class Model(nn.Module):
+    """A byte-level transformer with tied embeddings."""
+
+    def __init__(self, scale: Scale) -> None:
+        super().__init__()
+        width = scale.width
+        self.bytes = nn.Embedding(256, width)
+        self.places = nn.Parameter(torch.randn(scale.context, width) * 0.02)
+        nn.init.normal_(self.bytes.weight, std=0.02)
+        self.blocks = nn.ModuleList(Block(width) for _ in range(scale.layers))
+        self.norm = nn.LayerNorm(width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the mean loss over the bytes after the first."""
+        hidden = self.bytes(x[:, :-1]) + self.places[: x.shape[1] - 1]
+        for block in self.blocks:
+            hidden = block(hidden)
+        scores = functional.linear(self.norm(hidden), self.bytes.weight)
+        return functional.cross_entropy(scores.flatten(0, 1), x[:, 1:].flatten())
+
+
+class Block(nn.Module):
+    """Attention and two layers, each behind a norm."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.heads = max(1, width // 32)
+        self.norms = nn.ModuleList([nn.LayerNorm(width), nn.LayerNorm(width)])
+        self.attend, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return what the next block gets."""
+        b, t, c = x.shape
+        parts = self.attend(self.norms[0](x)).view(b, t, 3, self.heads, c // self.heads).permute(2, 0, 3, 1, 4)
+        seen = functional.scaled_dot_product_attention(*parts, is_causal=True)
+        x = x + self.out(seen.transpose(1, 2).reshape(b, t, c))
+        return x + self.down(functional.gelu(self.up(self.norms[1](x))))
+
+
+def corpus() -> tuple[np.ndarray, np.ndarray]:
+    """Return Python's own source as bytes: what is learned, and what is held back."""
+    root = Path(sysconfig.get_path("stdlib"))
+    files = sorted(path for path in root.rglob("*.py") if "site-packages" not in path.parts)
+    data = np.frombuffer(b"".join(path.read_bytes() for path in files), np.uint8)
+    edge = int(0.95 * data.size)
+    return data[:edge], data[edge:]
+
+
+class Experiment:
+    """One arm with one seed and one learning rate."""
+
+    def __init__(self, arm: Arm, scale: Scale, seed: int, rate: float, data: tuple[np.ndarray, np.ndarray]) -> None:
+        torch.manual_seed(seed)
+        self.arm, self.scale, self.rate = arm, scale, rate
+        self.learned, self.held = data
+        self.model = Model(scale)
+        self.random = np.random.default_rng(seed)
+        self.units = int(scale.units * arm.longer)
+        speeds = SPEEDS[:1] if arm.kind == "alone" else SPEEDS
+        self.steps = [1.0] * len(speeds) if arm.is_even else list(speeds)
+        """Of each machine in the time of a turn."""
+        self.turn = 1 / min(speeds) if arm.is_even else 1.0
+        self.total = self.units / self.turn * sum(self.steps)
+        """Steps of all machines."""
+        self.done = 0.0
+        places = np.random.default_rng(7).integers(0, self.held.size - scale.context - 1, 256)
+        self.validation = self._rows(self.held, places)
+        self.curve: list[tuple[float, float]] = []
+        self.reductions = 0
+
+    def _rows(self, data: np.ndarray, places: np.ndarray) -> torch.Tensor:
+        rows = data[places[:, None] + np.arange(self.scale.context + 1)]
+        return torch.from_numpy(rows.astype(np.int64))
+
+    def batch(self) -> torch.Tensor:
+        """Return the next samples."""
+        return self._rows(
+            self.learned, self.random.integers(0, self.learned.size - self.scale.context - 1, self.scale.batch)
+        )
+
+    def rate_now(self) -> float:
+        """Return the learning rate after the samples that all machines have seen."""
+        done = self.done / self.total
+        return self.rate * min(1.0, done / WARM_UP + 1e-3) * 0.5 * (1 + cos(pi * min(1.0, done)))
+
+    def look(self, units: float) -> None:
+        """Note the validation loss."""
+        with torch.no_grad():
+            self.curve.append((units, float(np.mean([self.model(part) for part in self.validation.split(64)]))))
+
+    def optimizer(self) -> torch.optim.Optimizer:
+        """Return a new optimizer."""
+        return torch.optim.AdamW(self.model.parameters(), lr=self.rate, weight_decay=0.1, betas=(0.9, 0.95))
+
+    def run(self) -> dict[str, Any]:
+        """Train, and return what came of it."""
+        begun = time.perf_counter()
+        self._local() if self.arm.kind == "local" else self._sync()
+        return {
+            **asdict(self.arm),
+            "rate": self.rate,
+            "loss": self.curve[-1][1],
+            "curve": self.curve,
+            "units": self.units,
+            "reductions": self.reductions,
+            "parameters": sum(p.numel() for p in self.model.parameters()),
+            "seconds": time.perf_counter() - begun,
+        }
+
+    def _sync(self) -> None:
+        """Each update is made of what all machines compute in a turn."""
+        optimizer = self.optimizer()
+        updates = int(self.units / self.turn / self.arm.accumulate)
+        owed = 0.0
+        for update in range(updates):
+            owed += sum(self.steps) * self.arm.accumulate
+            parts, owed = max(1, int(owed + 1e-9)), owed - max(1, int(owed + 1e-9))
+            for _ in range(parts):
+                (self.model(self.batch()) / parts).backward()
+            self._step(optimizer)
+            self.done += parts
+            self.reductions += 1
+            if (update + 1) % max(1, updates // LOOKS) == 0 or update == updates - 1:
+                self.look((update + 1) * self.turn * self.arm.accumulate)
+
+    def _step(self, optimizer: torch.optim.Optimizer) -> None:
+        for group in optimizer.param_groups:
+            group["lr"] = self.rate_now()
+        nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    def _local(self) -> None:
+        """Each machine makes its steps of a round from the global weights; then they move by the mean difference."""
+        arm, parameters = self.arm, list(self.model.parameters())
+
+        def flat() -> np.ndarray:
+            return np.concatenate([p.detach().numpy().reshape(-1) for p in parameters])
+
+        def put(weights: np.ndarray) -> None:
+            start = 0
+            with torch.no_grad():
+                for p in parameters:
+                    p.copy_(torch.from_numpy(weights[start : start + p.numel()]).view_as(p))
+                    start += p.numel()
+
+        outer, settings = OuterOptimizer(flat()), OuterSettings(*arm.outer)
+        optimizers = [self.optimizer() for _ in self.steps]
+        codecs = [
+            None if arm.codec == "none" else GradientCompressor(arm.codec, seed=m) for m in range(len(self.steps))
+        ]
+        counts = [max(1, int(self.scale.every * share)) for share in self.steps]
+        rounds = int(self.units / self.turn / self.scale.every)
+        for number in range(rounds):
+            factors = shares(arm.weighting, counts, [float(count) for count in counts])
+            mean, begun = np.zeros_like(outer.weights), self.done
+            for optimizer, count, factor, codec in zip(optimizers, counts, factors, codecs, strict=True):
+                put(outer.weights)
+                self.done = begun
+                for _ in range(count):
+                    self.model(self.batch()).backward()
+                    self._step(optimizer)
+                    self.done += sum(counts) / count
+                difference = (outer.weights - flat()) * np.float32(factor)
+                mean += difference if codec is None else encoded.read(_array(codec.compress(difference, "all")))
+            outer.step(mean, settings)
+            self.done = begun + sum(counts)
+            self.reductions += 1
+            if (number + 1) % max(1, rounds // LOOKS) == 0 or number == rounds - 1:
+                put(outer.weights)
+                self.look((number + 1) * self.turn * self.scale.every)
+
+
+def _array(data: bytes) -> np.ndarray:
+    return np.frombuffer(data, np.uint8)
+
+
+def learn(out: Path, scale: Scale, seeds: int, say: Callable[[str], None]) -> None:
+    """Run what is missing in `out`: the search of the learning rates, and then every seed with the best."""
+    found: dict[str, Any] = json.loads(out.read_text()) if out.exists() else {"scale": asdict(scale), "runs": {}}
+    if found["scale"] != asdict(scale):
+        raise SystemExit(f"{out} has runs of another size; remove it, or pass another --out")
+    runs, data = found["runs"], corpus()
+
+    def run(arm: Arm, seed: int, rate: float) -> float:
+        key = f"{arm.name} | {seed} | {rate:g}"
+        if key not in runs:
+            runs[key] = {**Experiment(arm, scale, seed, rate, data).run(), "seed": seed}
+            say(f"{key}: {runs[key]['loss']:.4f} in {runs[key]['seconds']:.0f} s")
+            part = out.with_suffix(".part")
+            part.write_text(json.dumps(found))
+            part.replace(out)
+        return runs[key]["loss"]
+
+    for seed in range(seeds):
+        for arm in ARMS:
+            tuned = next(one for one in ARMS if one.name == (arm.tuned_as or arm.name))
+            run(arm, seed, best_rate(lambda rate, tuned=tuned: run(tuned, TUNING_SEED, rate)))
+
+
+def best_rate(loss_with: Callable[[float], float]) -> float:
+    """Return the learning rate of the grid that is better than its neighbours."""
+    tried = {rate: loss_with(rate) for rate in FIRST_RATES}
+    while True:
+        best = min(tried, key=tried.__getitem__)
+        place = RATES.index(best)
+        near = [rate for rate in RATES[max(0, place - 1) : place + 2] if rate not in tried]
+        if not near:
+            return best
+        tried.update({rate: loss_with(rate) for rate in near})
+
+
+def arms_of(runs: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
+    """Return the runs of each arm, without those of the tuning seed."""
+    found: dict[str, list[dict[str, Any]]] = {arm.name: [] for arm in ARMS}
+    for one in chain(runs.values()):
+        if one["seed"] != TUNING_SEED and one["name"] in found:
+            found[one["name"]].append(one)
+    return {name: ones for name, ones in found.items() if ones}
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    learn(Path(sys.argv[1]), Scale(), int(sys.argv[2]), lambda text: print(text, flush=True))

@@ -1,0 +1,101 @@
+"""How often to reduce, and with which codec: decided from what a local step and a reduction take. Pure.
+
+If an exact reduction takes at most a tenth of a step, every step is reduced. Otherwise a round has as many local steps
+as keep the reduction below a share of it: with `int8` if 30 are enough for that, else with `int4`, else with `sparse`;
+if 30 are not enough for any, the first for which 100 are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import ceil, isfinite
+from typing import Final
+
+EVERY_STEP: Final = 0.1
+"""The reduction of every step may take this share of a step."""
+SHARE: Final = 0.1
+"""The reduction of a round, for which the program waits, may take this share of the local steps."""
+FEWEST: Final = 10
+"""Local steps of a round: with fewer, differences are mostly noise, and outer momentum amplifies it."""
+USUAL: Final = 30
+MOST: Final = 100
+"""Local steps of a round that cost little learning, and that cost some."""
+CODECS: Final = ("int8", "int4", "sparse")
+"""From the most exact one to the smallest."""
+DECIDE_AFTER: Final = 20
+"""Rounds after which everything is measured and decided again."""
+SLACK: Final = 1.25
+"""A decision stays as long as it would be made for times that differ by this factor: measurements err."""
+
+
+@dataclass(frozen=True)
+class Costs:
+    """What was measured. All members have the same numbers: the slowest counts for `reductions`."""
+
+    step: float
+    """Seconds of a local step of the fastest member."""
+    reductions: Mapping[str, float]
+    """Seconds of a reduction by codec; `none` is exact."""
+
+
+@dataclass(frozen=True)
+class Decision:
+    """How often to reduce, and how."""
+
+    every: int
+    codec: str
+    why: str = ""
+
+    def __str__(self) -> str:
+        how = "without compression" if self.codec == "none" else f"with {self.codec}"
+        return f"reduce every step {how}" if self.every == 1 else f"reduce every {self.every} steps {how}"
+
+
+def decide(
+    costs: Costs, last: Decision | None = None, *, every: int | None = None, codec: str | None = None
+) -> Decision:
+    """Return how often to reduce, and how. `every` and `codec` are what the program has fixed. The `last` decision
+    stays if the costs have hardly changed."""
+    fresh = _rule(costs, 1.0, every, codec)
+    if last is None:
+        return fresh
+    cheaper, dearer = (_rule(costs, factor, every, codec) for factor in (1 / SLACK, SLACK))
+    if last.codec != fresh.codec:
+        return last if last.codec in (cheaper.codec, dearer.codec) else fresh
+    fewest = cheaper.every if cheaper.codec == last.codec else 1
+    most = dearer.every if dearer.codec == last.codec else MOST
+    return last if fewest <= last.every <= most else fresh
+
+
+def _rule(costs: Costs, factor: float, every: int | None, codec: str | None) -> Decision:
+    step = costs.step if isfinite(costs.step) and costs.step > 0 else 0.0
+    times = {name: seconds * factor for name, seconds in costs.reductions.items()}
+    exact = times["none"]
+    if every is None and codec in (None, "none") and exact <= EVERY_STEP * step:
+        return Decision(1, "none", f"{_ms(exact)} for a step of {_ms(step)}")
+    needed = {name: _steps(times[name], step) for name in ((codec,) if codec is not None else CODECS)}
+    if every is not None:
+        best = next((name for name, steps in needed.items() if steps <= every), list(needed)[-1])
+        return Decision(every, best, _why(times, best, step, every))
+    for most in (USUAL, MOST):
+        for name, steps in needed.items():
+            if steps <= most:
+                made = max(FEWEST, steps)
+                return Decision(made, name, _why(times, name, step, made))
+    name = list(needed)[-1]
+    return Decision(MOST, name, f"nothing is fast enough: {_why(times, name, step, MOST)}")
+
+
+def _steps(seconds: float, step: float) -> int:
+    """Return how many steps keep a reduction below its share. A link that measures as zero makes its time infinite."""
+    needed = seconds / (SHARE * step) if step else MOST + 1
+    return ceil(needed) if isfinite(needed) and needed <= MOST else MOST + 1
+
+
+def _why(times: Mapping[str, float], name: str, step: float, every: int) -> str:
+    return f"{_ms(times[name])} for {every} steps of {_ms(step)}; exact, it would take {_ms(times['none'])}"
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:.3g} ms" if isfinite(seconds) else "forever"

@@ -1,0 +1,169 @@
+"""What single processes do in tests of elastic torch runs with local steps."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from ringfort.torch.training.run import elastic
+from tests.torch.elastic_scenarios import DATA, Net, Rows, error_of, settings, state_of, wait_for
+
+BATCH = 4
+EVERY = DATA.batch // BATCH
+
+
+def local(name: str, **options: Any) -> dict[str, Any]:
+    """Arguments of `elastic` for rounds of 16 samples."""
+    return settings(name, sync="local", every=EVERY, **options) | {"batch": BATCH}
+
+
+def churn(
+    rank: int, world_size: int, folder: str, total: int, codec: str, deaths: dict[str, int], births: dict[str, int]
+) -> Any:
+    """Train up to round `total`. Ranks in `deaths` die there, in the middle of a round; those in `births` start when
+    others are there. Schedule, clipping, scaler and an average of weights belong to it."""
+    if str(rank) in births:
+        wait_for(Path(folder, f"step-{births[str(rank)]}"))
+    model = Net()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    average = torch.optim.swa_utils.AveragedModel(model, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.9))
+    scaler = torch.amp.GradScaler("cpu", init_scale=256.0, growth_interval=20)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=total * EVERY + 1)
+    losses, rates, turns = dict[int, float](), dict[int, float](), 0
+
+    def on_step(differences: dict[str, Any], step: int) -> None:
+        average.update_parameters(model)
+        rates[step] = optimizer.param_groups[0]["lr"]
+        Path(folder, f"step-{step}").touch()
+
+    options = local("rounds", nodes="2:" if world_size > 1 else 1, codec=codec, scaler=scaler, scheduler=schedule)
+    if codec != "sparse":
+        options |= {"outer_rate": 0.8, "outer_momentum": 0.3}
+    run = elastic(model, optimizer, state={"ema": average}, on_step=on_step, clip_norm=0.5, **options)
+    with run:
+        for index, x, y in run.loader(Rows(), microbatch=BATCH, steps=total):
+            turns += 1
+            if run.number >= deaths.get(str(rank), total):
+                os.kill(os.getpid(), signal.SIGKILL)
+            run.backward(((model(index, x) - y) ** 2).mean())
+            if run.step():
+                losses[run.number] = run.loss
+        end = {"state": state_of(run), "seen": sorted(set(model.seen.tolist())), "losses": losses, "rates": rates}
+        weights = [p.detach().numpy().tobytes().hex() for p in model.parameters()]
+        return {**end, "number": run.number, "weights": weights, "turns": turns}
+
+
+def shown(rank: int, world_size: int) -> Any:
+    """Look at the global weights in the middle of a round, and make mistakes."""
+    model, found = Net(), dict[str, Any]()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    run = elastic(model, optimizer, **local("shown", nodes=1, codec="none", outer_rate=1.0, outer_momentum=0.0))
+    moved = list[bool]()
+    before = model.last.weight.detach().clone()
+    for turn, (index, x, y) in enumerate(run.loader(Rows(), microbatch=BATCH, steps=3)):
+        own = model.last.weight.detach().clone()
+        with run.global_weights():
+            moved.append(not torch.equal(own, model.last.weight))
+            assert torch.equal(model.last.weight, before)
+        assert torch.equal(own, model.last.weight)
+        run.backward(((model(index, x) - y) ** 2).mean())
+        if turn == 1:
+            found["optimizer"] = error_of(optimizer.step)
+        if run.step():
+            before = model.last.weight.detach().clone()
+            assert not torch.equal(own, before)
+    found["moved"] = moved
+    double = torch.nn.Linear(4, 1).double()
+    sgd = torch.optim.SGD(double.parameters(), lr=0.1)
+    found["double"] = error_of(lambda: elastic(double, sgd, **local("double", nodes=1)))
+    for name, options in {
+        "sync": {"sync": "often"},
+        "every": {"every": 0},
+        "codec": {"codec": "zip"},
+        "outer_rate": {"outer_rate": 3},
+        "outer_momentum": {"outer_momentum": 1.0},
+    }.items():
+        arguments = local("bad", nodes=1) | options
+        found[name] = error_of(lambda arguments=arguments: elastic(model, optimizer, **arguments))
+    other = elastic(model, optimizer, **local("microbatch", nodes=1))
+    found["microbatch"] = error_of(lambda: other.loader(Rows(), microbatch=2, steps=3))
+    other.close()
+    model.last.bias.requires_grad_(True)
+
+    def freeze(_: dict[str, Any], step: int) -> None:
+        model.last.bias.requires_grad_(False)
+
+    frozen = elastic(model, optimizer, on_step=freeze, **local("frozen", nodes=1))
+
+    def train() -> None:
+        for index, x, _ in frozen.loader(Rows(), microbatch=BATCH, steps=3):
+            frozen.backward(model(index, x).mean())
+            frozen.step()
+
+    found["frozen"] = error_of(train)
+    model.last.bias.requires_grad_(True)
+    bad = elastic(model, optimizer, **local("nan", nodes=1))
+
+    def explode() -> None:
+        for index, x, _ in bad.loader(Rows(), microbatch=BATCH, steps=3):
+            bad.backward(model(index, x).mean() * torch.nan)
+            bad.step()
+
+    found["nan"] = error_of(explode)
+    return found
+
+
+def differ(rank: int, world_size: int, folder: str) -> Any:
+    """A member whose settings differ from those of the run is told what differs."""
+    begun, told = Path(folder, "begun"), Path(folder, "told")
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    options = local("differ", nodes=1, codec="int8")
+    if rank:
+        wait_for(begun)
+        options |= {"codec": "int4"}
+    run = elastic(model, optimizer, **options)
+
+    def train() -> None:
+        for index, x, _ in run.loader(Rows(), microbatch=BATCH, steps=10**6):
+            run.backward(model(index, x).mean())
+            run.step()
+            begun.touch()
+            if told.exists():
+                break
+            time.sleep(0.01)
+
+    found = error_of(train)
+    if rank:
+        told.touch()
+    return found
+
+
+def alone(rank: int, world_size: int) -> Any:
+    """The weights after one round, and those of a plain loop over the same samples."""
+    model = Net()
+    model.eval()  # without dropout
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    run, batches = (
+        elastic(model, optimizer, **local("alone", nodes=1, codec="none", outer_rate=1.0, outer_momentum=0.0)),
+        [],
+    )
+    for index, x, y in run.loader(Rows(), microbatch=BATCH, steps=5):
+        batches.append((index, x, y))
+        run.backward(((model(index, x) - y) ** 2).mean())
+        run.step()
+    plain = Net()
+    plain.eval()
+    optimizer = torch.optim.AdamW(plain.parameters(), lr=0.01)
+    for index, x, y in batches:
+        optimizer.zero_grad()
+        ((plain(index, x) - y) ** 2).mean().backward()
+        optimizer.step()
+    pairs = zip(model.parameters(), plain.parameters(), strict=True)
+    return max(float(np.abs((a - b).detach().numpy()).max()) for a, b in pairs)
