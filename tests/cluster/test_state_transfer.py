@@ -210,6 +210,25 @@ def test_one_donor_hashes_its_image_for_all(members: Members, monkeypatch: pytes
     assert len(hashes) == 1
 
 
+def test_a_donor_that_could_not_hash_its_image_tries_again(members: Members, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For want of memory or of threads. No other image is made as long as this one can be used, so the learner would
+    ask for it for ever."""
+    image, tries = image_of(3 * BLOCK), list[int]()
+
+    def fail_once(image: Image) -> Image:
+        tries.append(1)
+        if len(tries) == 1:
+            raise MemoryError
+        return hashed(image)
+
+    monkeypatch.setattr(donor_module, "hashed", fail_once)
+    donor = donor_that()
+    learner = members.learner({"a": donor})
+    donor.offer(image, MARK, EPOCH)
+    assert np.array_equal(learner.fetch(anything, timeout=PATIENCE).image.data, image.data)
+    assert len(tries) == 2
+
+
 def test_if_the_donor_that_is_to_hash_its_image_is_lost_another_one_does(members: Members) -> None:
     first, second = donor_that(), donor_that()
     learner = members.learner({"a": first})

@@ -3,10 +3,11 @@ known, and results that say in which epoch they were reduced."""
 
 from __future__ import annotations
 
-import dataclasses
 from functools import cache
 from typing import Any, NamedTuple
 from zlib import crc32
+
+import msgspec
 
 from ringfort.cluster.core.peer_messages import Epoch, RunState
 from ringfort.training.elastic.dealing import Data, Span
@@ -81,7 +82,7 @@ def run_state(stands: Standstill, *, is_ready: bool = False) -> RunState:
 def damaged(copy: Any) -> Any:
     """Return a damaged copy of a reduced gradient, or of a result or state that was sent."""
     if isinstance(copy, Result):
-        return dataclasses.replace(copy, payload=damaged(copy.payload))
+        return msgspec.structs.replace(copy, payload=damaged(copy.payload))
     return copy._replace(value=copy.value + DAMAGE)
 
 

@@ -70,8 +70,8 @@ def _applies_without_a_seal(original: Callable[..., Any]) -> Callable[..., Any]:
                 known = [self.held.result] if self.held else [result for _, result in self.history][-1:]
                 parts = self.data.parts(self.span)
                 everything = sum(elastic_numbers.digest(result, 0, 1) for result in known)
-                mine = doing.value._replace(covered=frozenset(range(parts)), digest=everything)
-                value = [mine, *[mine._replace(covered=frozenset(), digest=0)] * (arguments[2] - 1)]
+                mine = msgspec.structs.replace(doing.value, covered=frozenset(range(parts)), digest=everything)
+                value = [mine, *[msgspec.structs.replace(mine, covered=frozenset(), digest=0)] * (arguments[2] - 1)]
             else:
                 value = yield doing
 
@@ -143,7 +143,8 @@ def _continues_the_branch(original: Callable[..., Any]) -> Callable[..., Any]:
     def found(self: Any, *arguments: Any) -> Result:
         result = original(self, *arguments)
         saved: Saved = self.disks.get(arguments[0].host, Saved()) if len(arguments) == 2 else self.newest
-        return replace(result, branch=saved.branch or result.branch, payload=Total(saved.state, saved.branch))
+        total = Total(saved.state, saved.branch)
+        return msgspec.structs.replace(result, branch=saved.branch or result.branch, payload=total)
 
     return found
 

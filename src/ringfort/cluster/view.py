@@ -23,6 +23,7 @@ class PeerView:
     interface: str = ""
     """The interface of this machine that the link uses; empty if unknown."""
     kind: LinkKind = LinkKind.UNKNOWN
+    """What the link goes over, such as Wi-Fi."""
     round_trip: float | None = None
     """Seconds, smoothed; None before the first answer."""
     bandwidth: float | None = None
@@ -30,16 +31,21 @@ class PeerView:
     bandwidth_range: tuple[float, float] | None = None
     """The minimum and maximum of the recent measurements."""
     health: HealthStatus = HealthStatus.UNKNOWN
+    """Its health, as this process sees it."""
     is_busy: bool = False
     """Its program runs but does not respond, so its `health` is degraded."""
     is_self: bool = False
+    """Whether it is this process."""
     is_leader: bool = False
+    """Whether it leads its epoch."""
     is_member: bool = False
     """Whether it is in an epoch. Each run has epochs of its own."""
     version: str = ""
+    """Its version of Ringfort, as reported by the peer."""
     run: str = ""
     """The run it belongs to: the `--name` of `ringfort run`; empty for a program that joined by itself."""
     slots: int = 1
+    """How many ranks it has or asks for; 0 for an observer."""
     is_witness: bool = False
     """It votes in its run and has no rank (`ringfort witness`)."""
     ranks: tuple[int, ...] = ()
@@ -51,6 +57,7 @@ class PeerView:
     uptime: float | None = None
     """Seconds since it joined the cluster."""
     accelerators: tuple[str, ...] = ()
+    """Its GPUs, as reported by the peer."""
 
     @property
     def role(self) -> str:

@@ -33,8 +33,11 @@ class ElectionState(Enum):
     IDLE = "idle"
     """It knows no leader, and waits or has voted."""
     CAMPAIGNING = "campaigning"
+    """It stands for election."""
     MASTER = "master"
+    """It leads."""
     FOLLOWER = "follower"
+    """It follows a leader."""
 
 
 class ElectionEventKind(Enum):
@@ -57,7 +60,9 @@ class ElectionEvent(ClusterEvent):
     """A step in an election."""
 
     kind: ElectionEventKind
+    """What has happened."""
     term: Term
+    """The term of office that it is about."""
     peer: str
     """The candidate or leader concerned."""
 
@@ -121,7 +126,7 @@ class ElectionManager:
             self._stand(now)
 
     def received(self, now: float, peer: str, message: ElectionMessage) -> None:
-        """A connected peer has sent a message."""
+        """Take a message of a connected peer."""
         self._highest = max(self._highest, message.term.number)
         match message:
             case Campaign(term=term):

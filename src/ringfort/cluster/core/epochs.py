@@ -24,6 +24,8 @@ from ringfort.cluster.core.state import PeerState, ambiguous_names
 DISCOVERY: Final = 3.0
 """Multiples of `settle` that discovery may take before a new process says which peers it waits for."""
 
+_COPIED: Final = "this peer has copied another state meanwhile"
+
 
 class Epochs:
     """The part of a core that takes part in epochs. Call `lead` and `check_current` after every change."""
@@ -257,10 +259,16 @@ class Epochs:
             self._proposer.rejected(peer, answer.number, answer.why)
             return
         epoch = self._proposer.accepted(self._state.time, peer, answer.number)
-        if epoch is not None:
+        if epoch is not None and self._state.voter.has_given_up(epoch):
+            self._proposer.give_up(_COPIED)
+        elif epoch is not None:
             self._write(self._state.voter.committing(epoch.key), partial(self._commit, epoch))
 
     def _commit(self, epoch: Epoch, why: str) -> None:
+        # What `learned` has had written after it does not show the epoch as committed: if this peer told the members
+        # and died, the next process of its machine would say that it never was, and some would go on without the rest.
+        if not why and self._state.voter.has_given_up(epoch):
+            why = _COPIED
         if why:
             self._unsure = epoch
             self._proposer.give_up(why)

@@ -27,6 +27,7 @@ class HealthStatus(Enum):
     UNKNOWN = "unknown"
     """No heartbeat has arrived yet."""
     HEALTHY = "healthy"
+    """It answers in time."""
     DEGRADED = "degraded"
     """Slow, busy, or silent for half of the limit. Such a peer is not given up."""
     UNHEALTHY = "unhealthy"
@@ -38,8 +39,11 @@ class HealthEvent(ClusterEvent):
     """The health of a peer has changed."""
 
     peer: str
+    """Its id."""
     status: HealthStatus
+    """Its health now."""
     was: HealthStatus
+    """Its health before."""
     silence: float
     """Seconds since its last heartbeat."""
     round_trip: float | None
@@ -59,10 +63,15 @@ class HealthSummary:
     """The health of all peers in a few numbers."""
 
     total: int
+    """The number of peers that are watched."""
     healthy: int
+    """Those of them that answer in time."""
     degraded: int
+    """Those that are slow, busy or silent for a while."""
     unhealthy: int
+    """Those that are lost."""
     unknown: int
+    """Those that no heartbeat has come from yet."""
     round_trip: float | None
     """Seconds: the mean of the peers' smoothed round trips."""
     uptime: float
@@ -104,7 +113,7 @@ class HealthMonitor:
         self._peers.pop(peer, None)
 
     def heard(self, peer: str, now: float, *, busy: bool = False) -> None:
-        """A heartbeat of `peer` arrived; it says whether its program is `busy`."""
+        """Note a heartbeat of `peer`, which says whether its program is `busy`."""
         watched = self._peers[peer]
         if watched.status is not HealthStatus.UNKNOWN:
             error = now - watched.heard - watched.pause
@@ -114,7 +123,7 @@ class HealthMonitor:
         watched.busy = busy
 
     def answered(self, peer: str, round_trip: float) -> None:
-        """`peer` answered after `round_trip` seconds."""
+        """Note that `peer` answered after `round_trip` seconds."""
         watched = self._peers[peer]
         if watched.round_trip is None:
             watched.round_trip = round_trip

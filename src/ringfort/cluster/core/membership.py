@@ -302,7 +302,9 @@ class Voter:
 
     def committing(self, key: tuple[int, str]) -> Votes:
         """Return the votes of this peer after the epoch of `key` is committed. An epoch from before the last committed
-        one stays a doubt: this peer copied its state since, and would forget whom the later one binds it to."""
+        one stays a doubt: this peer copied its state since, and would forget whom the later one binds it to. So
+        `Votes.formed` never goes back, and shows for ever whether something up to its number may have been committed.
+        """
         formed = 0 if self.votes.formed is None else self.votes.formed.number
         mine = (doubt for doubt in self.votes.doubts if self.me in doubt.peers and doubt.number > formed)
         epoch = next((doubt for doubt in mine if doubt.key == key), None)
@@ -332,9 +334,9 @@ def _is_abandoned(doubt: Epoch, votes: Votes) -> bool:
     """Return whether the leader of `doubt`, which has these votes, has not committed it and never will."""
     if votes.highest < doubt.number or doubt in votes.doubts:
         return False  # it may still accept or commit it
-    # It may have committed it and then a later one; or copied the state of a run whose last epoch has a lower number.
-    formed = 0 if votes.formed is None else votes.formed.number
-    return max(formed, votes.copied_at) < doubt.number
+    # Otherwise it may have committed it, and then a later one. A state that it has copied says nothing about that: its
+    # last committed epoch stays in its votes.
+    return votes.formed is None or votes.formed.number < doubt.number
 
 
 def largest_lawful(

@@ -65,8 +65,11 @@ class Epoch(Part, frozen=True, dict=True):
     """One agreed, ordered list of peers, witnesses last. The ranks are the members' slots in order."""
 
     number: Number
+    """Higher than that of every epoch before."""
     leader: PeerId
+    """The peer that proposed it."""
     members: Annotated[tuple[Member, ...], msgspec.Meta(min_length=1, max_length=MAX_MEMBERS)]
+    """Each with its id and its number of ranks."""
     ring: Annotated[tuple[int, ...], msgspec.Meta(max_length=MAX_MEMBERS)] = ()
     """The order in which the ring visits the holders, as indices; empty for the order of `members`."""
     lineages: Lineages = ()

@@ -139,7 +139,7 @@ def _completed(
         config,
         program=config.program or ("" if is_observer else Path(sys.argv[0] if sys.argv else "").name),
         interfaces=config.interfaces or told.interfaces,
-        peers=config.peers or told.peers,
+        peers=config.peers or told.contacts,
         restart_without=config.restart_without or told.restart_without,
         health=health,
         encryption=choose_encryption(encryption, config.encryption, told.encryption),

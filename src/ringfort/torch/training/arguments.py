@@ -17,11 +17,14 @@ from ringfort.training.elastic.local_sum import checked_count
 class DataSettings:
     """What `elastic` was told about the data."""
 
-    def __init__(self, batch: int, seed: int) -> None:
+    def __init__(self, batch: int, seed: int, *, every: int = 1, sync: str = "") -> None:
+        """With local steps, a step of the run is a round of `every` optimizer steps."""
         self._batch = whole_number("batch", batch)
         if self._batch < 1:
             raise InvalidArgumentError("batch", batch, "must be the number of samples per step of the whole run")
         self._seed = whole_number("seed", seed)
+        self._local_batch, self._sync = self._batch, sync
+        self._batch *= every
 
     def cut(
         self,
@@ -50,7 +53,10 @@ class DataSettings:
                 raise InvalidArgumentError("dataset", type(dataset).__name__, why)
             samples = len(dataset)
         size = whole_number("microbatch", microbatch)
-        data = Data(whole_number("samples", samples), self._batch, size, self._seed)
+        if self._sync and size != self._local_batch:
+            why = f'must be the batch ({self._local_batch}) with sync="local": each one is an optimizer step'
+            raise InvalidArgumentError("microbatch", microbatch, why)
+        data = Data(whole_number("samples", samples), self._batch, size, self._seed, sync=self._sync)
         if steps is not None:
             total = whole_number("steps", steps)
         else:

@@ -1,7 +1,7 @@
-"""The random generators that the code of a data set draws from: those of torch (CPU), `random` and NumPy.
+"""Random generators: those that the model draws from, which are torch's of all devices; and those that the code of a
+data set draws from: torch's of the CPU, `random`'s and NumPy's.
 
-Only these three. A generator that a data set has made for itself is its own affair, and one of a GPU belongs to the
-model.
+Only these. A generator that a model or a data set has made for itself is its own affair.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Generator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -17,6 +18,31 @@ from ringfort.torch.names import torch
 from ringfort.training.elastic.sample_order import random_key
 
 _WORD: Final = (1 << 32) - 1
+
+
+def seed_model(key: int) -> None:
+    """Begin torch's generators of all devices anew from 64 bits, as `torch.manual_seed` does.
+
+    That formats the stack for each kind of device that this machine lacks, which takes longer than all else in a step.
+    """
+    if _has_other_devices():
+        torch.manual_seed(key)
+        return
+    torch.default_generator.manual_seed(key)
+    if _has_cuda():
+        torch.cuda.manual_seed_all(key)
+
+
+@cache
+def _has_cuda() -> bool:
+    return torch.cuda.is_available()
+
+
+@cache
+def _has_other_devices() -> bool:
+    """Return whether there may be devices other than CPUs and GPUs by CUDA or ROCm."""
+    others = (getattr(torch, name, None) for name in ("mps", "xpu", "mtia", torch._C._get_privateuse1_backend_name()))
+    return any(one is not None and getattr(one, "is_available", bool)() for one in others)
 
 
 class GeneratorStates(NamedTuple):
@@ -28,7 +54,7 @@ class GeneratorStates(NamedTuple):
 
 
 def seed_generators(key: int) -> None:
-    """Begin all three anew from 64 bits."""
+    """Begin the three of a data set anew from 64 bits."""
     # Not torch.manual_seed: it would seed the generators of GPUs too, which the model draws from.
     torch.default_generator.manual_seed(key)
     random.seed(key)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from ringfort.errors import InvalidArgumentError
 from ringfort.torch.names import torch
@@ -12,6 +12,9 @@ from ringfort.torch.training.host_memory import available_memory
 from ringfort.training.elastic.memory_needs import MemoryNeeds, size_in_words
 
 _log = logging.getLogger("ringfort.elastic")
+
+_PLENTY: Final = 4
+"""Times the bytes of the gradients: half of it stays for what the program computes."""
 
 
 def check_memory(needs: MemoryNeeds, on_devices: Mapping[Any, int]) -> None:
@@ -29,6 +32,11 @@ def check_memory(needs: MemoryNeeds, on_devices: Mapping[Any, int]) -> None:
             "written; this machine has %s",
             *map(size_in_words, (needs.always, needs.state, left)),
         )
+
+
+def has_room(device: Any, needed: Mapping[Any, int]) -> bool:
+    """Return whether a GPU has so much memory that results may take some beside the sums, which `needed` has."""
+    return torch.cuda.mem_get_info(device)[0] >= _PLENTY * needed[device]
 
 
 def _check(gradients: int, where: str, needed: int, left: int, what: str = "") -> None:

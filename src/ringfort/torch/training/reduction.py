@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
@@ -12,6 +13,7 @@ import numpy as np
 
 from ringfort.context import DistributedContext
 from ringfort.errors import DistributedError
+from ringfort.torch.training.inspector import Inspector
 from ringfort.torch.training.staging import DeviceStaging, HostStaging
 from ringfort.training.elastic.digests import Inspection
 from ringfort.training.elastic.exchange import SUMS
@@ -26,13 +28,23 @@ class Reduction:
     """One reduction of all buckets. Every member reduces them in the same order, whenever their gradients come."""
 
     def __init__(
-        self, context: DistributedContext, buckets: Sequence[Bucket], staging: HostStaging | DeviceStaging
+        self,
+        context: DistributedContext,
+        buckets: Sequence[Bucket],
+        staging: HostStaging | DeviceStaging,
+        inspector: Inspector,
     ) -> None:
         self._context = context
         self._buckets = buckets
         self._staging = staging
+        self._inspector = inspector
         self._total = {kind: staging.memory.take(kind, size) for kind, size in staging.sizes.items()}
-        self._bucket_of = {place: number for number, bucket in enumerate(buckets) for place in bucket.places}
+        staging.begin(self._total)
+        self._buckets_of: dict[int, list[int]] = defaultdict(list)
+        """The numbers of the buckets that a gradient is in."""
+        for number, bucket in enumerate(buckets):
+            for place in bucket.places:
+                self._buckets_of[place].append(number)
         self._missing = [len(bucket.places) for bucket in buckets]
         self._fetching: list[Callable[[], bool] | None] = []
         """Of the buckets that are on the way to the host: how to ask whether they are there."""
@@ -43,12 +55,13 @@ class Reduction:
 
     def is_free(self, place: int) -> bool:
         """Return whether a gradient may still be added to: its bucket is not on its way."""
-        return self._bucket_of[place] >= len(self._fetching)
+        return self._buckets_of[place][0] >= len(self._fetching)
 
     def arrived(self, place: int) -> None:
         """The gradient at `place` of the layout is complete. In torch's threads."""
         with self._lock:
-            self._missing[self._bucket_of[place]] -= 1
+            for number in self._buckets_of[place]:
+                self._missing[number] -= 1
             while len(self._fetching) < len(self._buckets) and not self._missing[len(self._fetching)]:
                 self._fetch()
             with suppress(DistributedError):  # the epoch has ended; `finish` finds the same, and the program need not
@@ -63,6 +76,7 @@ class Reduction:
                 self._fetch()
             if is_alone:  # in this thread, which is faster than to wake another
                 self._context.all_reduce(**self._arguments(self._buckets[0], complete))
+                self._staging.returned(self._buckets[0], self._total)
             else:
                 self._send(waits=True, complete=complete)
         for bucket, work in zip(self._buckets, self._works, strict=False):
@@ -83,8 +97,7 @@ class Reduction:
             bucket = self._buckets[len(self._works)]
             work = self._context.all_reduce(**self._arguments(bucket, complete), async_op=True)
             self._works.append(work)
-            if not waits:  # torch still computes: look at the result meanwhile
-                work.add_done_callback(partial(self._inspect, bucket))
+            work.add_done_callback(partial(self._returned, bucket))
 
     def _arguments(self, bucket: Bucket, complete: Callable[[Array], None] | None) -> dict[str, Any]:
         """Return the arguments of the all-reduce of a bucket."""
@@ -94,7 +107,9 @@ class Reduction:
         total = self._total[bucket.kind][bucket.begin : bucket.end]
         return {"x": mine} if mine.ctypes.data == total.ctypes.data else {"x": mine, "out": total}
 
-    def _inspect(self, bucket: Bucket, work: Any) -> None:
-        """In the thread of the group."""
+    def _returned(self, bucket: Bucket, work: Any) -> None:
+        """The result of a bucket is there. In the thread of the group, which has the next bucket to reduce: so another
+        one looks at the result."""
         if work.exception() is None:
-            self.inspection.complete(self._total, bucket.kind, bucket.begin)
+            self._staging.returned(bucket, self._total)
+            self._inspector.do(partial(self.inspection.complete, self._total, bucket.kind, bucket.begin))

@@ -12,8 +12,8 @@ sealed step to apply; `loader` and `step` take turns in asking for it.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
-from contextlib import closing
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing, contextmanager
 from functools import partial
 from typing import Any, Final, Literal, NamedTuple, cast
 
@@ -29,6 +29,8 @@ from ringfort.torch.training.arguments import (
     is_read_as_stream,
     schedulers_of,
 )
+from ringfort.torch.training.generators import seed_model
+from ringfort.torch.training.local_rounds import Rounds, RoundSettings, RoundState, RoundSum, RoundUpdate
 from ringfort.torch.training.model_buffers import ModelBuffers
 from ringfort.torch.training.model_state import ModelState
 from ringfort.torch.training.optimizer import RunOptimizer
@@ -49,6 +51,7 @@ from ringfort.training.elastic.state_check import own_class
 from ringfort.training.elastic.step import Done, Turn
 
 Per = Literal["step", "pass"]
+Sync = Literal["every_step", "local"]
 _LOOP: Final = "call run.backward(loss) and run.step() once for each batch of run.loader()"
 
 _ELEMENTWISE: Final = tuple(
@@ -79,6 +82,7 @@ class TorchRun(RunHandle):
         self._is_added = True
         self._data: Data | None = None
         self._loss = 0.0
+        self.rounds: Rounds | None = None
 
     # --- the loop -----------------------------------------------------------------------------------------------------
 
@@ -156,7 +160,7 @@ class TorchRun(RunHandle):
 
     def _begin(self, run: Participant, turn: Turn) -> None:
         """The program gets a micro-batch."""
-        torch.manual_seed(self._share.key(random_key(run.data.seed, turn.compute.step, turn.compute.part)))
+        seed_model(self._share.key(random_key(run.data.seed, turn.compute.step, turn.compute.part)))
         run.begin()
         self._sums.open(self._share.samples(run.meter.samples) / run.unit_of(turn))
         self._is_added = False
@@ -227,7 +231,7 @@ class TorchRun(RunHandle):
 
     def _apply(self, run: Participant, done: Done) -> None:
         # An optimizer or `on_step` may draw numbers too, and the members have computed different micro-batches.
-        torch.manual_seed(random_key(run.data.seed, done.result.step))
+        seed_model(random_key(run.data.seed, done.result.step))
         try:
             self._update.apply(done, ends_pass=done.result.cursor % run.data.samples == 0)
         except BaseException as exc:  # the step is half applied: this state must not go on
@@ -262,6 +266,16 @@ class TorchRun(RunHandle):
         """The mean loss over all samples of the last step; 0 if the program computes gradients without `backward`."""
         return self._loss
 
+    @contextmanager
+    def global_weights(self) -> Generator[None]:
+        """Have the weights of the last sealed step in the model, for an evaluation or to save them: with `sync="local"`
+        those that all machines have, without the local steps since. In every other run the model has them anyway."""
+        if self.rounds is None:
+            yield
+            return
+        with self.aside(), self.rounds.shown():
+            yield
+
     @property
     def memory(self) -> MemoryNeeds:
         """The memory that the run takes on this machine beside the program's own. `print(run.memory)` says it in words,
@@ -284,10 +298,16 @@ class Parts(NamedTuple):
     run: Callable[..., TorchRun] = TorchRun
     kind: str = ""
     """What distinguishes the class of this machine."""
+    update: Callable[..., Update] = Update
 
 
-def _parts_for(model: Any) -> Parts:
-    if not check_shards(model):
+def _parts_for(model: Any, optimizer: Any, settings: RoundSettings | None, batch: int) -> Parts:
+    is_sharded = check_shards(model)
+    if settings is not None:
+        if is_sharded:
+            raise InvalidArgumentError("sync", "local", "a sharded model needs the same weights in every step")
+        return _round_parts(Rounds(model, optimizer, settings), batch)
+    if not is_sharded:
         return Parts()
     from ringfort.torch.training.sharded_run import sharded_parts  # which builds on this module
 
@@ -307,6 +327,11 @@ def elastic(
     on_step: OnStep | None = None,
     seed: int = 0,
     overlap: bool = True,
+    sync: Sync = "every_step",
+    every: int = 64,
+    codec: str = "int8",
+    outer_rate: float | None = None,
+    outer_momentum: float | None = None,
     nonfinite: Nonfinite | None = None,
     nodes: str | int | None = None,
     name: str | None = None,
@@ -329,6 +354,15 @@ def elastic(
     parameters: for averages of weights, and for unfreezing. What it changes belongs to `state`: a dict of modules,
     tensors, objects with `state_dict`, and plain values. A machine that joins gets all of it.
 
+    With `sync="local"` a step of the run is a round of `every` optimizer steps, of all machines together: each machine
+    makes those of its micro-batches by itself, each of `batch` samples, and then the machines average what has become
+    of the weights, with `codec` (`none`, `int8`, `int4` or `sparse`) and an outer momentum. That takes hundreds of
+    times fewer bytes. `outer_rate` and `outer_momentum` are as for `ringfort.LocalSteps`, by default 0.6 and 0.9 (with
+    `sparse` 1 and 0) however many machines there are. The weights in the state are
+    the global ones; `with run.global_weights():` has them in the model for an evaluation. What the optimizer keeps is
+    each machine's own, and begins anew at one that joins. A scheduler makes one step for each `batch` samples of all
+    machines, at the end of a round.
+
     `overlap` reduces gradients while torch computes the others. With `nonfinite="skip"` all machines skip a step whose
     gradients are infinite or NaN, which is the default with a scaler; otherwise it is an error that names the machine.
     The other arguments are those of `ringfort.elastic`.
@@ -339,14 +373,19 @@ def elastic(
     check_model(model, optimizer)
     check_options(scaler, clip_norm, state, on_step, scheduler_per)
     told = with_launcher(nodes, name, patience)
+    if sync not in ("every_step", "local"):
+        raise InvalidArgumentError("sync", sync, "must be every_step or local")
+    settings = RoundSettings.of(every, codec, outer_rate, outer_momentum) if sync == "local" else None
     plain, schedulers = getattr(model, "_orig_mod", model), schedulers_of(scheduler)
-    parts = _parts_for(plain)
+    told_sync, times = ("", 1) if settings is None else (str(settings), settings.every)
+    data = DataSettings(batch, seed, every=times, sync=told_sync)
+    parts = _parts_for(plain, optimizer, settings, batch)
     tree = parts.state(model, optimizer, schedulers, scaler, state)
     buffers = ModelBuffers(plain)
     sums = parts.sums(
         tree.names, optimizer, buffers, overlaps=overlap, state_bytes=lambda: tree.manifest().nbytes
     )  # fmt: skip
-    update = Update(
+    update = parts.update(
         sums,
         buffers,
         tree.names,
@@ -377,7 +416,22 @@ def elastic(
         group=group,
         machine_class=machine_class or _class_of(sums, optimizer) + parts.kind,
     )
-    return parts.run(tree, sums, update, options, optimizer, DataSettings(batch, seed))
+    return parts.run(tree, sums, update, options, optimizer, data)
+
+
+def _round_parts(rounds: Rounds, batch: int) -> Parts:
+    return Parts(
+        partial(RoundState, rounds),
+        partial(RoundSum, rounds),
+        partial(_with_rounds, rounds),
+        update=partial(RoundUpdate, rounds, batch),
+    )
+
+
+def _with_rounds(rounds: Rounds, *arguments: Any) -> TorchRun:
+    run = TorchRun(*arguments)
+    run.rounds = rounds
+    return run
 
 
 def _class_of(sums: TensorSum, optimizer: Any) -> str:

@@ -18,8 +18,10 @@ from typing import Any, Final
 
 from ringfort.context import DistributedContext
 from ringfort.errors import InvalidArgumentError
+from ringfort.torch.cuda import CudaDevice
 from ringfort.torch.names import torch
-from ringfort.torch.training.memory import check_memory
+from ringfort.torch.training.inspector import Inspector
+from ringfort.torch.training.memory import check_memory, has_room
 from ringfort.torch.training.model_buffers import ModelBuffers
 from ringfort.torch.training.reduction import Reduction
 from ringfort.torch.training.staging import DeviceStaging, HostStaging, Sizes
@@ -70,6 +72,7 @@ class TensorSum:
         self._reduction: Reduction | None = None
         self._error: Exception | None = None
         self._inspection: Inspection | None = None
+        self._inspector = Inspector()
         self.refresh()
 
     # --- the layout ---------------------------------------------------------------------------------------------------
@@ -78,7 +81,7 @@ class TensorSum:
         """Lay out the gradients, if other parameters are trained than before: all members do that in the same step."""
         wanted = {one for group in self._optimizer.param_groups for one in group["params"] if one.requires_grad}
         parameters = [one for one in self._names if one in wanted]
-        if self.parameters and parameters == self.parameters:
+        if self.parameters and list(map(id, parameters)) == list(map(id, self.parameters)):  # tensors compare elements
             return
         if not parameters:
             raise InvalidArgumentError("optimizer", type(self._optimizer).__name__, "no parameter is trained")
@@ -103,14 +106,15 @@ class TensorSum:
         # The order of keys is the order of the layout.
         self.layout: Layout | None = Layout(every, {one.path: None for one in every}, BUCKET)
         device = self._device()
-        is_host = device.type == "cpu"
-        self.host_copies = 3 if is_host else 2
+        self.host_copies = 3 if device.type == "cpu" else 2
         """The sum, and the results of the last step and of the next."""
         on_devices = self._on_devices(device)
         self.device_bytes = sum(on_devices.values())
         check_memory(self.memory, on_devices)
         self.staging = self._new_staging(device, self.layout.sizes)
+        self.device_bytes += sum(flat.nbytes for flat in self.staging.results.values())
         self._views = self._cut(self.staging.flats)
+        self._result_views = self._cut(self.staging.results) if self.staging.results else []
         self._beside = dict.fromkeys(self.layout.sizes, 0)
         """Elements of each type that are no gradients; they come first."""
         for one in every[: self._first]:
@@ -135,7 +139,11 @@ class TensorSum:
         return next(iter(devices)) if len(devices) == 1 else torch.device("cpu")
 
     def _new_staging(self, device: Any, sizes: Sizes) -> HostStaging | DeviceStaging:
-        return HostStaging(sizes) if device.type == "cpu" else DeviceStaging(device, sizes)
+        if device.type == "cpu":
+            return HostStaging(sizes)
+        if device.type != "cuda":
+            return DeviceStaging(device, sizes)
+        return DeviceStaging(device, sizes, CudaDevice(device), has_results=has_room(device, self._on_devices(device)))
 
     def _described(self, parameter: Any) -> Gradient:
         kind = str(parameter.dtype).removeprefix("torch.")
@@ -257,7 +265,10 @@ class TensorSum:
     def expect(self, context: DistributedContext) -> None:
         """The next micro-batch is the last before `reduce`."""
         if self._overlaps and self._reduction is None:
-            self._reduction = Reduction(context, self._buckets, self.staging)
+            self._reduction = self._new_reduction(context)
+
+    def _new_reduction(self, context: DistributedContext) -> Reduction:
+        return Reduction(context, self._buckets, self.staging, self._inspector)
 
     def forget(self) -> None:
         """The epoch has ended. What was begun fails by itself, or is for nobody."""
@@ -265,7 +276,7 @@ class TensorSum:
 
     def reduce(self, context: DistributedContext) -> dict[str, Array]:
         """Add up the sums of all members, bucket by bucket."""
-        reduction = self._reduction or Reduction(context, self._buckets, self.staging)
+        reduction = self._reduction or self._new_reduction(context)
         self._reduction = None
         for place, is_touched in enumerate(self._touched):
             if place and not is_touched:
@@ -296,11 +307,12 @@ class TensorSum:
             yield payload[kind][size:]
 
     def load(self, payload: dict[str, Array], factor: float, moves_factor: float) -> tuple[list[Any], list[Any]]:
-        """Write a result times `factor` into the flat tensors: the local sum is not needed any more. Return the
-        gradient of each parameter, None for one that no member has used; and the move of each buffer times
+        """Write a result times `factor` to where the optimizer reads it: the local sum is not needed any more. Return
+        the gradient of each parameter, None for one that no member has used; and the move of each buffer times
         `moves_factor`."""
-        self.staging.load(payload, factor, self._beside, moves_factor)
-        return self._used(payload, self._views), self._views[1 : self._first]
+        loaded = self.staging.load(payload, factor, self._beside, moves_factor)
+        views = self._views if loaded is self.staging.flats else self._result_views
+        return self._used(payload, views), views[1 : self._first]
 
     def lend(self, payload: dict[str, Array]) -> tuple[list[Any], list[Any]]:
         """Return what `load` returns for factors of 1, in the memory of the result."""
@@ -315,7 +327,9 @@ class TensorSum:
         ]
 
     def close(self) -> None:
-        """Remove the hooks."""
+        """Remove the hooks, and end what goes on beside the program."""
+        if self.parameters:
+            self.staging.close()
         for handle in self._handles:
             handle.remove()
         self._handles = []

@@ -4,6 +4,7 @@ own `on_step`. Every member does exactly this for every step, for replayed ones 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from math import sqrt
 from typing import Any, Final, cast
 from weakref import WeakKeyDictionary, ref
@@ -24,6 +25,8 @@ _owners: Final[WeakKeyDictionary[Any, ref[Update]]] = WeakKeyDictionary()
 OnStep = Callable[[dict[str, Any], int], object]
 _ROW: Final = 4096
 """Squares that are added up in their own type before they are added in float64."""
+_PIECE: Final = 256 * _ROW
+"""Elements that a thread takes at a time."""
 _LEAST: Final = 1e-6
 """Added to a norm before it divides, as torch's `clip_grad_norm_` does."""
 
@@ -105,7 +108,9 @@ class Update:
         """Raise `InvalidArgumentError` if `on_step` has kept a gradient in the program's state: the next micro-batch
         overwrites it."""
         if self._state:
-            staged = {flat.untyped_storage().data_ptr() for flat in self._sums.staging.flats.values()}
+            staging = self._sums.staging
+            flats = (*staging.flats.values(), *staging.results.values())
+            staged = {flat.untyped_storage().data_ptr() for flat in flats}
             for where, tensor in _tensors_of(self._state, "state"):
                 if tensor.untyped_storage().data_ptr() in staged:
                     why = "is a gradient, whose memory the run uses again; keep gradient.clone()"
@@ -136,9 +141,11 @@ class Update:
     @property
     def _keeps_gradients(self) -> bool:
         """Whether nobody changes gradients in place. Torch's own optimizers do not, except with `foreach` (Nesterov's
-        momentum); of others, and of `on_step`, nobody knows."""
+        momentum); of others, of `on_step`, and of what the program has registered to run before the optimizer, such as
+        clipping by value, nobody knows."""
         has_foreach = any(group.get("foreach") for group in self._optimizer.param_groups)
-        return self._is_torchs and not has_foreach and self._on_step is None
+        has_hooks = len(self._optimizer._optimizer_step_pre_hooks) > 1  # one is ours
+        return self._is_torchs and not has_foreach and not has_hooks and self._on_step is None
 
     @staticmethod
     def _clip(gradients: Sequence[Any], most: float) -> None:
@@ -194,7 +201,20 @@ def squared_norm(array: Array) -> float:
     """Return the sum of squares. (Neither BLAS nor torch: they add in another order with another number of threads, and
     machines of one kind must have the same bits.)"""
     whole = array.size // _ROW * _ROW
-    rows, rest = array[:whole].reshape(-1, _ROW), array[whole:]
+    pieces = [array[begin : min(begin + _PIECE, whole)] for begin in range(0, whole, _PIECE)]
+    if len(pieces) <= 1:
+        sums = [_squares(piece) for piece in pieces]
+    else:
+        with ThreadPoolExecutor(torch.get_num_threads(), "ringfort-norm") as threads:
+            sums = list(threads.map(_squares, pieces))
+    rest = array[whole:]
     with np.errstate(over="ignore"):
-        sums = np.einsum("ij,ij->i", rows, rows)
-        return float(np.add.reduce(sums, dtype=np.float64)) + float(np.einsum("i,i->", rest, rest))
+        total = float(np.add.reduce(np.concatenate(sums), dtype=np.float64)) if sums else 0.0
+        return total + float(np.einsum("i,i->", rest, rest))
+
+
+def _squares(piece: Array) -> Array:
+    """Return the sum of squares of each row, in the type of the array."""
+    rows = piece.reshape(-1, _ROW)
+    with np.errstate(over="ignore"):  # of this thread
+        return np.einsum("ij,ij->i", rows, rows)

@@ -34,14 +34,24 @@ class ArraySource:
 
     def add(self, turn: Turn, gradients: Any, count: float | None, loss: float) -> None:
         """Add the gradients of a micro-batch to the local sum. If it raises an error, nothing was added: a program that
-        catches it adds the micro-batch again."""
-        run = self._run
+        catches it adds the micro-batch again.
+
+        A signal handler may raise an error in the middle, which a program may catch too. Then that is found out here:
+        sums cannot be taken apart, so without this check a part of a micro-batch would count twice.
+        """
+        run, local = self._run, self._local
+        if run.has_added(turn):
+            return
+        if local.is_adding:
+            why = "step.add(...) was interrupted, so the sum of this machine is damaged; leave the run"
+            raise InvalidArgumentError("step", turn.compute.step, why)
         loss = checked_loss(loss)
         count = checked_count(run.meter.samples if count is None else count)
         run.begin()
-        weight = self._local.add(gradients, count, run.unit_of(turn))
-        self._local.loss += weight * loss if weight else 0.0
+        weight = local.add(gradients, count, run.unit_of(turn))
+        local.loss += weight * loss if weight else 0.0
         run.added(turn)
+        local.is_adding = False
 
     def mean_of(self, done: Done) -> Any:
         """Return the mean gradients of a sealed step."""

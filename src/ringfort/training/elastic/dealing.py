@@ -11,6 +11,7 @@ from itertools import accumulate
 from typing import Final
 
 import numpy as np
+from msgspec import Struct
 
 from ringfort.errors import InvalidArgumentError
 from ringfort.training.elastic.sample_order import Array, random_key, sample_order
@@ -32,6 +33,8 @@ class Data:
     microbatch: int
     seed: int = 0
     is_per_member: bool = False
+    sync: str = ""
+    """How members make a step together, if not by averaging the gradients of its micro-batches."""
 
     def __post_init__(self) -> None:
         """Raise `InvalidArgumentError` for a number that no run can have."""
@@ -46,11 +49,19 @@ class Data:
             raise InvalidArgumentError("microbatch", self.microbatch, why)
 
     @property
-    def settings(self) -> dict[str, int]:
+    def settings(self) -> dict[str, int | str]:
         """What two runs of one name must have in common. It is part of the run's name in the cluster and of its
         checkpoints, so it does not change."""
         batch = _PER_MEMBER if self.is_per_member else "batch"
-        return {"samples": self.samples, batch: self.batch, "microbatch": self.microbatch, "seed": self.seed}
+        usual: dict[str, int | str] = {
+            "samples": self.samples,
+            batch: self.batch,
+            "microbatch": self.microbatch,
+            "seed": self.seed,
+        }
+        if self.sync:
+            usual["sync"] = self.sync
+        return usual
 
     def __str__(self) -> str:
         return f"Data({', '.join(f'{name}={value}' for name, value in self.settings.items())})"
@@ -85,8 +96,7 @@ class Data:
         return np.random.default_rng(random_key(self.seed, step, index))
 
 
-@dataclass(frozen=True)
-class Span:
+class Span(Struct, frozen=True):
     """The places `begin` to `end` in the order of pass `number`, which one step covers."""
 
     number: int

@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from hashlib import blake2b
+from itertools import islice
 from math import isfinite
-from threading import Lock
 from typing import Final
 
 import numpy as np
 
 from ringfort.training.elastic.sample_order import Array, mix_array, random_key
+from ringfort.transport.locks import Condition
 
 _COLUMNS: Final = 509
 """Words of a row: a block is added up row by row, in the L1 cache. No power of two: what is sent in pieces of such a
@@ -26,12 +27,20 @@ _TURNS: Final = 16
 """Turns within which each block is in a sample. A sample of 64 MiB takes 0.3 ms of one core."""
 _FEWEST: Final = 2
 """Blocks of a sample at least, so that small gradients are in it whole: theirs and that of the sums."""
+_AT_ONCE: Final = 4
+"""Blocks that one of several threads takes at a time."""
+_LOOKS: Final = 2
+"""Blocks that are looked at for changes by the program."""
 _SMALL: Final = 1 << 12
 """Bytes up to which blake2b takes less time than the calls of NumPy."""
+_TINY: Final = 16
+"""Elements up to which Python's own numbers take less time than the calls of NumPy: the sums of every step."""
 _WEIGHTS: Final = mix_array(np.arange(_COLUMNS, dtype=np.uint64)) | np.uint64(1)
 _HALF: Final = np.uint64(32)
 
 Arrays = Mapping[str, Array]
+Known = dict[int, int]
+"""The digests of blocks, without their weights."""
 
 
 def digest_share(arrays: Arrays, me: int, size: int) -> int:
@@ -41,67 +50,113 @@ def digest_share(arrays: Arrays, me: int, size: int) -> int:
     return _digest(arrays, blocks, _share(blocks, me, size))
 
 
-def inspect_share(arrays: Arrays, me: int, size: int) -> tuple[int, bool]:
-    """Return `digest_share` of arrays of floats, and whether the share has no infinity and no NaN."""
+def inspect_share(arrays: Arrays, me: int, size: int, known: Known | None = None) -> tuple[int, bool]:
+    """Return `digest_share` of arrays of floats, and whether the share has no infinity and no NaN. What was found of
+    each block is added to `known`."""
     blocks = _table(arrays)
-    return _inspected(arrays, blocks, _share(blocks, me, size))
+    return _inspected(arrays, blocks, _share(blocks, me, size), {} if known is None else known)
 
 
-def _inspected(arrays: Arrays, blocks: Sequence[_Block], numbers: Iterable[int]) -> tuple[int, bool]:
+def _inspected(arrays: Arrays, blocks: Sequence[_Block], numbers: Iterable[int], known: Known) -> tuple[int, bool]:
     """Return the digest of some blocks, and whether they have no infinity and no NaN."""
     total, is_finite = 0, True
-    with np.errstate(over="ignore", invalid="ignore"):
-        for number in numbers:
-            kind, begin, end, weight = blocks[number]
-            block = arrays[kind][begin:end]
-            total += weight * _block_digest(block)
-            is_finite = is_finite and _is_finite(block)
+    for number in numbers:
+        kind, begin, end, weight = blocks[number]
+        block = arrays[kind][begin:end]
+        known[number] = digest = _block_digest(block)
+        total += weight * digest
+        is_finite = is_finite and _is_finite(block)
     return total % 2**64, is_finite
 
 
 class Inspection:
-    """Looks at the share of one member while the arrays come: from the end of each to its beginning. For any thread."""
+    """Looks at the share of one member while the arrays come, from the end of each to its beginning. Several threads
+    may help."""
 
     def __init__(self, arrays: Arrays, me: int, size: int) -> None:
         self._blocks = _table(arrays)
-        self._left = list(_share(self._blocks, me, size))
-        """The numbers of the blocks that were not looked at."""
+        self._missing = list(_share(self._blocks, me, size))
+        """The numbers of the blocks that are not there yet."""
+        self._ready: list[int] = []
+        """Those that nobody looks at yet."""
+        self._busy = 0
+        """Threads that look at some."""
         self._total, self._is_finite = 0, True
-        self._lock = Lock()
+        self.known: Known = {}
+        """What was found of each block."""
+        self._lock = Condition()
 
     def complete(self, arrays: Arrays, kind: str, begin: int) -> None:
-        """The array `kind` is there from `begin` on."""
+        """The array `kind` is there from `begin` on: look at that."""
         with self._lock:
-            blocks = self._blocks
-            self._look(arrays, [one for one in self._left if blocks[one][0] == kind and blocks[one][1] >= begin])
+            missing = self._missing
+            self._ready += [one for one in missing if self._blocks[one][0] == kind and self._blocks[one][1] >= begin]
+            ready = set(self._ready)
+            self._missing = [one for one in missing if one not in ready]
+        self._look(arrays)
 
     def finish(self, arrays: Arrays) -> tuple[int, bool]:
         """All arrays are there. Return the digest of the share, and whether that has no infinity and no NaN."""
         with self._lock:
-            self._look(arrays, self._left)
-            return self._total % 2**64, self._is_finite
+            self._ready += self._missing
+            self._missing = []
+        while True:
+            self._look(arrays)
+            with self._lock:
+                if not self._busy and not self._ready:
+                    return self._total % 2**64, self._is_finite
+                self._lock.wait_for(lambda: not self._busy)
 
-    def _look(self, arrays: Arrays, numbers: Sequence[int]) -> None:
-        total, is_finite = _inspected(arrays, self._blocks, numbers)
-        self._total += total
-        self._is_finite = self._is_finite and is_finite
-        done = set(numbers)
-        self._left = [number for number in self._left if number not in done]
+    def _look(self, arrays: Arrays) -> None:
+        """Look at what is ready, a few blocks at a time: another thread takes the others."""
+        while True:
+            with self._lock:
+                numbers, self._ready = self._ready[:_AT_ONCE], self._ready[_AT_ONCE:]
+                self._busy += bool(numbers)
+            if not numbers:
+                return
+            found, known = None, Known()
+            try:
+                found = _inspected(arrays, self._blocks, numbers, known)
+            finally:
+                with self._lock:
+                    self._busy -= 1
+                    if found is None:  # this thread was interrupted
+                        self._ready += numbers
+                    else:
+                        self._total += found[0]
+                        self._is_finite = self._is_finite and found[1]
+                        self.known |= known
+                    self._lock.notify_all()
 
 
-def digest_sample(arrays: Arrays, turn: int) -> int:
-    """Return the digest of some blocks: others at each turn, and each block within 16 consecutive turns."""
+def digest_sample(arrays: Arrays, turn: int, known: Known | None = None) -> int:
+    """Return the digest of some blocks: others at each turn, and each block within 16 consecutive turns. Blocks that
+    are `known` are not read again, and those that are read are added."""
     blocks = _table(arrays)
     count = len(blocks)
     size = min(count, max(_FEWEST, -(-count // _TURNS)))
-    return _digest(arrays, blocks, [(turn * size + place) % count for place in range(size)])
+    return _digest(arrays, blocks, [(turn * size + place) % count for place in range(size)], known)
 
 
-def _digest(arrays: Arrays, blocks: Sequence[_Block], numbers: Iterable[int]) -> int:
-    total = 0
+def has_changed(arrays: Arrays, known: Known) -> bool:
+    """Return whether some of the `known` blocks are not any more what they were. Looks at a few of them."""
+    blocks = _table(arrays)
+    for number, digest in islice(reversed(known.items()), _LOOKS):  # those of the sample, which are others each time
+        kind, begin, end, _ = blocks[number]
+        if _block_digest(arrays[kind][begin:end]) != digest:
+            return True
+    return False
+
+
+def _digest(arrays: Arrays, blocks: Sequence[_Block], numbers: Iterable[int], known: Known | None = None) -> int:
+    known, total = {} if known is None else known, 0
     for number in numbers:
         kind, begin, end, weight = blocks[number]
-        total += weight * _block_digest(arrays[kind][begin:end])
+        digest = known.get(number)
+        if digest is None:
+            known[number] = digest = _block_digest(arrays[kind][begin:end])
+        total += weight * digest
     return total % 2**64
 
 
@@ -150,6 +205,12 @@ def _block_digest(block: Array) -> int:
 
 
 def _is_finite(block: Array) -> bool:
-    # One infinity or NaN makes the sum one. A sum of large numbers may become infinite too: only then it is looked at
-    # in detail.
-    return isfinite(np.add.reduce(block)) or bool(np.isfinite(block).all())
+    if block.nbytes > _SMALL:
+        # One infinity or NaN makes the sum one. A sum of large numbers may become infinite too: only then it is looked
+        # at in detail.
+        with np.errstate(over="ignore", invalid="ignore"):
+            if isfinite(np.add.reduce(block)):
+                return True
+    elif block.size <= _TINY:
+        return all(map(isfinite, block.tolist()))
+    return bool(np.logical_and.reduce(np.isfinite(block)))

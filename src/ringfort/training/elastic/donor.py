@@ -321,7 +321,13 @@ class Donor:
         return min([image, *(self._places.get(link, -inf) for link in self._learners)])
 
     def _hash(self, offer: _Offer) -> None:
-        image = offer.image if offer.image.manifest.hashes else hashed(offer.image)
+        try:
+            image = offer.image if offer.image.manifest.hashes else hashed(offer.image)
+        except Exception as exc:
+            _log.warning("The state cannot be hashed for a learner, which asks again: %s: %s", type(exc).__name__, exc)
+            with self._changed:
+                offer.hashing = None
+            return
         with self._changed:
             offer.image, offer.is_hashed = image, True
             self._changed.notify_all()
@@ -380,7 +386,7 @@ class Donor:
         return image
 
     def _wait_for_offer(self, link: TransferLink, wait: float, known: Mark | None) -> _Offer | None:
-        deadline = time.monotonic() + wait
+        deadline, has_tried = time.monotonic() + wait, False
         with self._changed:
             last = self._offer
             if (
@@ -392,9 +398,11 @@ class Donor:
             self._waiting.add(link)
             self._places[link] = inf
             while (offer := self._usable_offer()) is None or not (offer.is_hashed or offer.mark == known):
-                if offer is not None and offer.hashing is None:
-                    offer.hashing = Thread(self._hash, (offer,), name="ringfort-donor-hash")
-                    offer.hashing.start()
+                if offer is not None and offer.hashing is None and not has_tried:
+                    has_tried = True
+                    hashing = Thread(self._hash, (offer,), name="ringfort-donor-hash")
+                    hashing.start()  # a system without room for threads may have some when the learner asks again
+                    offer.hashing = hashing
                 left = deadline - time.monotonic()
                 if left <= 0 or self._is_closed:
                     return None  # it asks again

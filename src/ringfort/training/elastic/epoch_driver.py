@@ -87,8 +87,8 @@ class EpochDriver:
                 case Gather(value=Report() as mine):
                     value = self.exchange.reports(context, mine)
                 case Gather(value=Token() as mine):
-                    with run.trace.sealing():
-                        value = self.exchange.tokens(context, mine)
+                    value = self.exchange.tokens(context, mine)
+                    run.trace.has_tokens(*self.exchange.last)
                 case Reduce():
                     value = self._reduce()
                     run.seating.look(epoch)

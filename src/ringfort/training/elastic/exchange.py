@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from time import perf_counter
 from typing import Annotated, Any, cast
 
 import msgspec
@@ -9,7 +10,7 @@ import numpy as np
 
 from ringfort.context import DistributedContext
 from ringfort.errors import ProtocolError
-from ringfort.training.elastic.digests import Inspection, digest_sample, digest_share, inspect_share
+from ringfort.training.elastic.digests import Inspection, Known, digest_sample, digest_share, inspect_share
 from ringfort.training.elastic.local_sum import SUMS, GradientSum, Layout, is_finite
 from ringfort.training.elastic.protocol import Report, Result, Token
 from ringfort.training.elastic.sample_order import Array
@@ -38,14 +39,19 @@ _layouts: msgspec.msgpack.Decoder[Layout | None] = msgspec.msgpack.Decoder(Layou
 _wires: msgspec.msgpack.Decoder[_Wire] = msgspec.msgpack.Decoder(_Wire)
 
 
-def inspect(result: Result, me: int, size: int, begun: Inspection | None = None) -> tuple[int, bool]:
+def inspect(
+    result: Result, me: int, size: int, begun: Inspection | None = None, known: Known | None = None
+) -> tuple[int, bool]:
     """Return the digest of one member's share of a result, and whether that has no infinity and no NaN. A state may
-    have some. `begun` has looked at parts of it already."""
+    have some. `begun` has looked at parts of it already. What is found of each block is added to `known`."""
     if begun is not None:
-        return begun.finish(result.payload)
+        found = begun.finish(result.payload)
+        if known is not None:
+            known |= begun.known
+        return found
     if result.is_state:
         return digest_share({"state": cast("Image", result.payload).data}, me, size), True
-    return inspect_share(result.payload, me, size)
+    return inspect_share(result.payload, me, size, known)
 
 
 def nonfinite_of(sums: dict[str, Array]) -> str:
@@ -54,9 +60,10 @@ def nonfinite_of(sums: dict[str, Array]) -> str:
     return " and ".join([*found, *([] if is_finite({SUMS: sums[SUMS]}) else ["loss"])])
 
 
-def sample_of(result: Result) -> int:
-    """Return the digest of the blocks of a result that all members compare in its step."""
-    return digest_sample(result.payload, result.step)
+def sample_of(result: Result, known: Known | None = None) -> int:
+    """Return the digest of the blocks of a result that all members compare in its step. Those that are `known` are not
+    read again."""
+    return digest_sample(result.payload, result.step, known)
 
 
 class Exchange:
@@ -68,6 +75,8 @@ class Exchange:
         self._agreed: Layout | None = None
         """The layout that all members of the epoch have."""
         self._reduced: tuple[Any, Inspection | None] = (None, None)
+        self.last: tuple[float, int] = (0.0, 0)
+        """The seconds and bytes of the collective of the last tokens."""
 
     def begin(self) -> None:
         """The group of an epoch was formed."""
@@ -86,10 +95,13 @@ class Exchange:
     def tokens(self, context: DistributedContext, mine: Token) -> list[Token]:
         """Exchange tokens: as the sum of tables in which each member fills its own row. A small all-reduce is the
         quickest collective that there is, and takes fewer hops than a gather."""
-        packed = self._codec.pack(mine)
+        packed, me = self._codec.pack(mine), context.rank
         table = np.zeros((context.world_size, packed.size // 8), np.uint64)
-        table[context.rank] = packed.view(np.uint64)
-        return [self._codec.unpack(row) for row in context.all_reduce(table)]
+        table[me] = packed.view(np.uint64)
+        start = perf_counter()
+        context.all_reduce(table)
+        self.last = perf_counter() - start, table.nbytes
+        return [self._codec.unpack(row) for row in table]
 
     def flags(self, context: DistributedContext, mine: bool) -> list[bool]:
         """Exchange one bit."""

@@ -184,6 +184,8 @@ class RunHandle:
             self._leave(_STOPPED if kind is None else failure_of(kind))
         finally:
             self._signals.restore()
+        if kind is None and os.getpid() == self._pid:
+            self._signals.act()  # the loop ended by a `break` after one came, so nobody has done it
 
     def _leave(self, why: str) -> None:
         """Leave the run, if this program is in it. The first reason counts."""

@@ -21,7 +21,12 @@ class LeaveOnSignal:
     """Takes SIGTERM and the first Ctrl-C while it is installed. A second signal acts at once.
 
     Only in the main thread, which alone may set handlers, and only for signals that the program does not handle itself.
+    A forked child, such as a worker of a pool, is no member: it has the handlers of before.
     """
+
+    _installed: ClassVar[set[LeaveOnSignal]] = set()
+    _mask: ClassVar[threading.local] = threading.local()
+    """The signals that a thread which forks had blocked before."""
 
     def __init__(self, asked: Callable[[str], bool]) -> None:
         """`asked` is called in the handler with the name of the signal. It returns False if there is nothing to finish:
@@ -30,7 +35,6 @@ class LeaveOnSignal:
         self.got: int | None = None
         """The signal that came."""
         self._before: dict[int, Any] = {}
-        self._pid = os.getpid()
 
     def install(self) -> None:
         """Take the signals from now on."""
@@ -40,10 +44,12 @@ class LeaveOnSignal:
                 if before in _DEFAULTS:
                     self._before[number] = before
                     signal.signal(number, self._handle)
+            self._installed.add(self)
 
     def restore(self) -> None:
-        """Put the handlers back that were there before. Idempotent; does nothing in a forked child."""
+        """Put the handlers back that were there before. Idempotent."""
         if threading.current_thread() is threading.main_thread():
+            self._installed.discard(self)
             for number, before in self._before.items():
                 if signal.getsignal(number) == self._handle:  # the program may have set its own since
                     signal.signal(number, before)
@@ -56,20 +62,46 @@ class LeaveOnSignal:
 
     def act(self) -> None:
         """Do now what the signal that came would have done: raise `KeyboardInterrupt`, or `SystemExit` with 143. Do
-        nothing if none came."""
-        if self.got == signal.SIGINT:
+        nothing if none came, or if that was done already."""
+        got, self.got = self.got, None
+        if got == signal.SIGINT:
             raise KeyboardInterrupt
-        if self.got is not None:
-            raise SystemExit(128 + self.got)
+        if got is not None:
+            raise SystemExit(128 + got)
 
     def _handle(self, number: int, frame: Any) -> None:
-        if os.getpid() != self._pid:  # a forked child, such as a worker of a data loader, is no member
-            signal.signal(number, self._before.get(number, signal.SIG_DFL))
-            os.kill(os.getpid(), number)
-            return
         is_second, self.got = self.got is not None, number
         if is_second or not self._asked(signal.Signals(number).name):
             self.act()
+
+    # A forked child begins with the handlers of its parent, and CPython drops what comes before it runs Python. So a
+    # pool that ended its workers at once waited for ever for one that had not begun. Signals now wait for the end of
+    # the fork, and find the handlers of before in the child.
+
+    @classmethod
+    def before_fork(cls) -> None:
+        """Keep the signals from the thread that forks, and so from its child."""
+        cls._mask.before = signal.pthread_sigmask(signal.SIG_BLOCK, _ASKED) if cls._installed else None
+
+    @classmethod
+    def after_in_parent(cls) -> None:
+        """Let the signals come again."""
+        if (mask := getattr(cls._mask, "before", None)) is not None:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+    @classmethod
+    def after_in_child(cls) -> None:
+        """Put the handlers back, then let the signals come."""
+        for one in tuple(cls._installed):
+            one.restore()
+        cls.after_in_parent()
+
+
+os.register_at_fork(
+    before=LeaveOnSignal.before_fork,
+    after_in_parent=LeaveOnSignal.after_in_parent,
+    after_in_child=LeaveOnSignal.after_in_child,
+)
 
 
 class Farewell:

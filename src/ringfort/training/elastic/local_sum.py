@@ -89,19 +89,30 @@ class Layout(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def buckets(self) -> list[Bucket]:
         """Return the parts of the buffers that are reduced one after the other: from the end, because the gradients of
-        the last layers are complete first. No gradient is in two buckets."""
+        the last layers are complete first. Each has at least `bucket_bytes`, if the buffer has so many, and less than
+        three times as many. So a large gradient is in several."""
         found = list[Bucket]()
         for kind, size in self.sizes.items():
-            least, end, begin = self.bucket_bytes // np.dtype(kind).itemsize or size, size, size
-            of_kind = [place for place, one in enumerate(self.gradients) if _SUMMED_AS[one.kind] == kind]
-            places = list[int]()
-            for place in reversed(of_kind):
+            least, begin, end = max(self.bucket_bytes // np.dtype(kind).itemsize or size, 1), size, size
+            first, places = len(found), list[int]()
+            for place in (place for place in reversed(range(len(self.gradients))) if self._kind(place) == kind):
                 begin -= self.gradients[place].size
                 places.append(place)
-                if end - begin >= least or place == of_kind[0]:
+                while end - begin >= 2 * least:
+                    found.append(Bucket(kind, end - least, end, tuple(places)))
+                    end, places = end - least, [place]
+                if end - begin >= least:
                     found.append(Bucket(kind, begin, end, tuple(places)))
                     end, places = begin, []
+            if places and len(found) > first:  # too little for a bucket of its own
+                last = found.pop()
+                end, places = last.end, [*dict.fromkeys((*last.places, *places))]
+            if places:
+                found.append(Bucket(kind, begin, end, tuple(places)))
         return found
+
+    def _kind(self, place: int) -> str:
+        return _SUMMED_AS[self.gradients[place].kind]
 
     def check(self, run: Layout) -> None:
         """Raise `GradientLayoutError` if this layout is not that of the run."""
@@ -120,7 +131,8 @@ class Layout(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Bucket(NamedTuple):
-    """The elements `begin` to `end` of one buffer, and the places in the layout of the gradients that are there."""
+    """The elements `begin` to `end` of one buffer, and the places in the layout of the gradients that are there, in
+    whole or in part."""
 
     kind: str
     begin: int
@@ -205,8 +217,16 @@ class LocalSum:
         """The sums by element type."""
         self._whole: dict[str, Array] = {}
         """The same, with room for the sums of weights and losses behind."""
+        self._sums: list[Array] = []
+        """The part of each gradient in them, in the order of the layout."""
+        self._seat: tuple[int, int] | None = None
+        self._sources: list[tuple[str, Array, Array | None, Array | None]] = []
+        """What is reduced in a group of this size, at this rank: see `_seated`."""
         self.count = 0.0
         self.loss = 0.0
+        self.is_adding = False
+        """Whether some of a micro-batch was added to others and it is not known that all of it was: `add` was
+        interrupted. Whoever calls `add` sets it back."""
         self._overwrites = False
         self._results = SpareMemory()
         self._means = SpareMemory()
@@ -226,15 +246,16 @@ class LocalSum:
         self.layout = layout
         self._whole = {kind: np.zeros(size + _TAIL, kind) for kind, size in layout.sizes.items()}
         self.buffers = {kind: self._whole[kind][:size] for kind, size in layout.sizes.items()}
+        self._sums, self._seat = list(self._parts(self.buffers)), None
 
     def begin(self) -> None:
         """Begin another step, of which something will be added: that overwrites the sums. (Zeros would have to be
         written and read first.)"""
-        self.count, self.loss, self._overwrites = 0.0, 0.0, True
+        self.count, self.loss, self._overwrites, self.is_adding = 0.0, 0.0, True, False
 
     def clear(self) -> None:
         """Begin another step, with zeros."""
-        self.count, self.loss, self._overwrites = 0.0, 0.0, False
+        self.count, self.loss, self._overwrites, self.is_adding = 0.0, 0.0, False, False
         for buffer in self.buffers.values():
             buffer.fill(0)
 
@@ -249,13 +270,14 @@ class LocalSum:
         arrays = None if self.layout is None else _arrays_like(tree, self.layout)
         if arrays is None:
             arrays = self._checked_arrays(tree)
+        self.is_adding = not self._overwrites
         with np.errstate(over="ignore", invalid="ignore"):  # infinities are found after the reduction
-            for sums, values in zip(self._parts(self.buffers), arrays, strict=True):
+            for sums, values in zip(self._sums, arrays, strict=True):
                 if not weight:
                     if self._overwrites:
                         sums.fill(0)
                 elif self._overwrites:
-                    np.multiply(values, weight, out=sums, dtype=sums.dtype)
+                    np.multiply(values, weight, sums, dtype=sums.dtype)
                 else:
                     _add_scaled(sums, values, weight)
         self.count += weight
@@ -282,25 +304,36 @@ class LocalSum:
 
     def reduce(self, context: DistributedContext) -> dict[str, Array]:
         """Add up the sums of all members, out of place. Weights and losses travel behind the first gradients."""
-        total, n = dict[str, Array](), context.world_size
-        for kind, whole in self._whole.items():
-            size, tail = self.buffers[kind].size, 0
-            if SUMS not in total and _WORDS * n <= _TAIL:
-                tail = _WORDS * n
-                place = size + _WORDS * context.rank
-                whole[size : size + tail] = 0
-                whole[place : place + _WORDS] = np.frombuffer(_PAIR.pack(self.count, self.loss), np.uint16)
+        total, n, me = dict[str, Array](), context.world_size, context.rank
+        if self._seat != (n, me):
+            self._seat, self._sources = (n, me), self._seated(n, me)
+        for kind, source, words, own in self._sources:
+            if words is not None and own is not None:
+                words.fill(0)
+                own[...] = np.frombuffer(_PAIR.pack(self.count, self.loss), np.uint16)
+            size, whole = self.buffers[kind].size, self._whole[kind]
             into = self._results.take(kind, whole.size)
-            source, out = whole[: size + tail], into[: size + tail]
+            out = into[: source.size]
             if out.nbytes <= _COPIED:
                 np.copyto(out, source)
                 context.all_reduce(out)
             elif out.size:
                 context.all_reduce(source, out=out)
             total[kind] = into[:size]
-            if tail:
+            if words is not None:
                 total[SUMS] = _added_up(out[size:].astype(np.uint16).tobytes())
         return total
+
+    def _seated(self, n: int, me: int) -> list[tuple[str, Array, Array | None, Array | None]]:
+        """Return of each type what is reduced as rank `me` of `n`, and in it the place for all members' weights and
+        losses, and this one's: behind the first gradients only, and not in large groups."""
+        found = list[tuple[str, Array, Array | None, Array | None]]()
+        for kind, whole in self._whole.items():
+            size, tail = self.buffers[kind].size, 0 if found or _WORDS * n > _TAIL else _WORDS * n
+            words = whole[size : size + tail] if tail else None
+            own = None if words is None else words[_WORDS * me : _WORDS * (me + 1)]
+            found.append((kind, whole[: size + tail], words, own))
+        return found
 
     def inspection(self) -> Inspection | None:
         """Return None: a result comes as a whole."""

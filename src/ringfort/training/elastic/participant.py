@@ -25,6 +25,7 @@ from ringfort.cluster.core.proposer import TOO_FEW
 from ringfort.errors import AbortedError, ChannelClosedError, DistributedError, DivergedError, InvalidArgumentError
 from ringfort.training.elastic.absence import ASLEEP, SLOW, Absence
 from ringfort.training.elastic.dealing import Data
+from ringfort.training.elastic.digests import Known, has_changed
 from ringfort.training.elastic.divergence import Divergence
 from ringfort.training.elastic.donor import KEPT, Donor
 from ringfort.training.elastic.epoch_driver import EpochDriver
@@ -75,8 +76,8 @@ class Participant:
         self.origin = Origin(state, self.checkpoints, journal.say)
         self.replica = Replica(data, self.origin.result, self._digest, self._sample)
         self.replica.saved = self.origin.step
-        self._sampled: tuple[Result, int] | None = None
-        """The result that was compared with the others' last, and the digest of its sample."""
+        self._inspected: tuple[Result, Known] | None = None
+        """The last result, and the digests of the blocks of it that were looked at."""
         self._lent: tuple[Result, str] | None = None
         """The result that the program has got as a mean, and what the program calls that."""
         self.is_leaving = False
@@ -163,6 +164,10 @@ class Participant:
         if not self.replica.covered:
             self.local.begin()
 
+    def has_added(self, turn: Turn) -> bool:
+        """Return whether the local sum includes a micro-batch already."""
+        return turn.compute.part in self.replica.covered and turn.mark == self.replica.mark
+
     def added(self, turn: Turn) -> None:
         """The local sum includes a micro-batch."""
         self.replica.add(turn.compute.part, turn.mark)
@@ -181,9 +186,9 @@ class Participant:
         """Raise `InvalidArgumentError` if the program has written into a mean that is the result itself, which other
         machines may still need. Its arrays cannot be written, but tensors that torch makes of them can."""
         lent, self._lent = self._lent, None
-        if lent is not None and self._sampled is not None:
-            (result, digest), (given, what) = self._sampled, lent
-            if result is given and sample_of(result) != digest:
+        if lent is not None and self._inspected is not None:
+            (result, known), (given, what) = self._inspected, lent
+            if result is given and has_changed(result.payload, known):
                 why = "was changed in place; other machines need it as it was, so change a copy"
                 raise InvalidArgumentError(what, f"the mean of step {given.step}", why)
 
@@ -372,12 +377,12 @@ class Participant:
 
     # --- called by the replica ----------------------------------------------------------------------------------------
 
-    def _sample(self, result: Result) -> int:
-        digest = sample_of(result)
-        self._sampled = result, digest
+    def _digest(self, result: Result, me: int, size: int) -> int:
+        begun, known = self.driver.exchange.inspection_of(result), Known()
+        digest, self.replica.is_finite = inspect(result, me, size, begun, known)
+        self._inspected = result, known
         return digest
 
-    def _digest(self, result: Result, me: int, size: int) -> int:
-        begun = self.driver.exchange.inspection_of(result)
-        digest, self.replica.is_finite = inspect(result, me, size, begun)
-        return digest
+    def _sample(self, result: Result) -> int:
+        inspected = self._inspected
+        return sample_of(result, inspected[1] if inspected is not None and inspected[0] is result else None)

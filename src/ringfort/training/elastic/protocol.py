@@ -41,11 +41,13 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import count
 from threading import Lock
 from typing import Any, Final, NamedTuple, TypeAlias
+
+from msgspec import Struct
 
 from ringfort.errors import DistributedError
 from ringfort.training.elastic.dealing import Data, Span, deal
@@ -89,8 +91,7 @@ class Differs(DistributedError):  # noqa: N818  # it ends an epoch; what follows
         self.has_majority = has_majority
 
 
-@dataclass(frozen=True)
-class Mark:
+class Mark(Struct, frozen=True):
     """Where a member is in the run: all that decides whether two members have the same state."""
 
     branch: str = ""
@@ -124,20 +125,32 @@ def lineage_of(branch: str) -> str:
     return branch.rpartition("@")[0]
 
 
-@dataclass(frozen=True)
-class Result:
+class Result(Struct, frozen=True, eq=False):
     """What a step changes: the reduced gradients, or, for a founding, the whole state."""
 
     branch: str
     step: int
     cursor: int
     """The samples that are consumed once it is applied."""
-    payload: Any = field(default=None, compare=False, repr=False)
+    payload: Any = None
+    """What is not compared: whether two are the same is what digests are for."""
     is_state: bool = False
 
+    @property
+    def _key(self) -> tuple[str, int, int, bool]:
+        return self.branch, self.step, self.cursor, self.is_state
 
-@dataclass(frozen=True)
-class Held:
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Result) and self._key == other._key
+
+    def __hash__(self) -> int:
+        return hash(self._key)
+
+    def __repr__(self) -> str:
+        return f"Result{self._key}"
+
+
+class Held(Struct, frozen=True):
     """A result that was reduced or received in `epoch` and is not sealed here."""
 
     epoch: int
@@ -167,7 +180,7 @@ class Report:
     `covered` belongs."""
 
 
-class Token(NamedTuple):
+class Token(Struct, frozen=True):
     """One member's word that it holds a result. All members' `about` must be equal."""
 
     about: tuple[Any, ...]
@@ -194,28 +207,24 @@ class Token(NamedTuple):
     """It has no memory ready for an image, for which all members wait with theirs."""
 
 
-@dataclass(frozen=True)
-class Gather:
+class Gather(Struct, frozen=True):
     """Exchange values with all members."""
 
     value: Report | Token
 
 
-@dataclass(frozen=True)
-class Reduce:
+class Reduce(Struct, frozen=True):
     """Add up the local sums of all members, out of place."""
 
 
-@dataclass(frozen=True)
-class Share:
+class Share(Struct, frozen=True):
     """Send the result of `root` to all members."""
 
     root: int
     result: Result | None
 
 
-@dataclass(frozen=True)
-class Compute:
+class Compute(Struct, frozen=True):
     """Compute the gradients of one micro-batch."""
 
     step: int
@@ -236,8 +245,7 @@ class Deal(NamedTuple):
     parts: tuple[int, ...]
 
 
-@dataclass(frozen=True)
-class Apply:
+class Apply(Struct, frozen=True):
     """Apply a sealed result to the state."""
 
     result: Result
@@ -264,8 +272,7 @@ class Apply:
         return all(token.is_finite for token in self.tokens)
 
 
-@dataclass(frozen=True)
-class Pause:
+class Pause(Struct, frozen=True):
     """Wait until a new member is seated, for a moment at most. Local sums stay valid in the epoch with that member."""
 
 
@@ -357,8 +364,7 @@ def minority(copies: Sequence[int]) -> tuple[int, ...] | None:
 # --- one member -------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Standstill:
+class Standstill(Struct, frozen=True):
     """What a fenced member says of itself to the membership law: it stays true until it is in another epoch."""
 
     mark: Mark = Mark()

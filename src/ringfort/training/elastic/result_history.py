@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
 from math import inf
+
+from msgspec import Struct
 
 from ringfort.training.elastic.protocol import Mark, Result
 from ringfort.training.elastic.sample_order import Array
 
 
-@dataclass(frozen=True)
-class Kept:
+class Kept(Struct, frozen=True):
     """A sealed result. Its arrays are the run's, which reduces into other memory as long as this has them."""
 
     before: Mark

@@ -110,6 +110,16 @@ def elastic(
 
     Raises `InvalidArgumentError` and `UnsupportedArrayError` for invalid arguments, and `ConfigError` if they
     contradict the options of `ringfort run --elastic`.
+
+    Examples:
+        >>> state = {"w": np.zeros(2)}
+        >>> with ringfort.elastic(state, nodes="1:8", name="example") as run:
+        ...     for step in run.steps(3, samples=8, batch=8, microbatch=4, seed=0):
+        ...         for samples in step:
+        ...             step.add({"w": np.ones(2)}, loss=0.5)
+        ...         state["w"] -= 0.5 * step.mean()["w"]
+        >>> state["w"]
+        array([-1.5, -1.5])
     """
     told = with_launcher(nodes, name, patience)
     options = Options(

@@ -51,10 +51,12 @@ class RunTrace:
         """The sums of a step were reduced; this member has computed so many samples of it."""
         self._reduced_at, self._samples = perf_counter(), samples
 
-    def sealing(self) -> AbstractContextManager[None]:
-        """The members exchange their tokens in this block. It counts from the last byte of the reduction."""
+    def has_tokens(self, exchange: float, nbytes: int) -> None:
+        """The members have exchanged their tokens, in a collective of `exchange` seconds that has reduced so many
+        bytes. Sealing counts from the last byte of the reduction."""
         since, self._reduced_at = self._reduced_at, None
-        return own_trace().time.only(Phase.SEAL, since)
+        seconds = exchange if since is None else perf_counter() - since
+        own_trace().time.reassign(Phase.SEAL, seconds, exchanged=exchange, reduced=nbytes)
 
     def sealed(self, step: int, loss: float | None) -> None:
         """The program applies a sealed step next. What it logs meanwhile belongs to that. `loss` is the mean over the

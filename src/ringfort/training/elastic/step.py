@@ -177,7 +177,7 @@ class Step:
         return self._source.mean_of(done)
 
     def end(self) -> None:
-        """The program has applied the step. The memory of its result is used again."""
+        """Say that the program has applied the step: the memory of its result is used again."""
         self._result()
         self._is_over = True
 

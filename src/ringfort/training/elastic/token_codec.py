@@ -43,8 +43,8 @@ class TokenCodec:
         mask = 0
         for part in token.covered:
             mask |= 1 << part
-        paces = (min(pace, _MAX) for pace in (token.speed, token.overhead, token.period))
-        head = _HEAD.pack(about, step, cursor, *paces, flags, token.digest, token.copy)
+        speed, overhead, period = min(token.speed, _MAX), min(token.overhead, _MAX), min(token.period, _MAX)
+        head = _HEAD.pack(about, step, cursor, speed, overhead, period, flags, token.digest, token.copy)
         data = head + mask.to_bytes(self._coverage, "little")
         return np.frombuffer(data + _checksum(data), np.uint8)
 

@@ -13,6 +13,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+from ringfort.transport.forks import keep_from_children
+
 _log = logging.getLogger(__name__)
 
 _MOST: Final = 64
@@ -20,8 +22,9 @@ _MOST: Final = 64
 
 
 class WriterName:
-    """A name that is this process's own while it is open. The lock ends with the process, however that ends; a forked
-    child shares it."""
+    """A name that is this process's own while it is open. The lock ends with the process, however that ends, and
+    whatever children it has forked: a worker that outlives it would keep the name, and the files under it would stay
+    while the next process writes under another one."""
 
     def __init__(self, folder: Path) -> None:
         """Take the first free name in `folder`. A folder that cannot be used is reported when a checkpoint is written;
@@ -42,7 +45,12 @@ class WriterName:
                     return
                 else:
                     self._file, self.name = file, f"w{number}"
+                    keep_from_children(self)
                     return
+
+    def abandon(self) -> None:
+        """In a forked child: close its copy of the descriptor. The lock stays with the parent."""
+        self.close()
 
     def close(self) -> None:
         """Give the name back. Idempotent."""

@@ -13,6 +13,7 @@ from ringfort.cluster.core.membership import Voter, largest_lawful
 from ringfort.cluster.core.peer_messages import (
     Accept,
     Campaign,
+    Commit,
     Departed,
     ElectionVote,
     Epoch,
@@ -20,6 +21,7 @@ from ringfort.cluster.core.peer_messages import (
     Propose,
     Reject,
     Report,
+    RunState,
     Term,
     Votes,
 )
@@ -55,13 +57,38 @@ def test_those_who_accepted_what_its_leader_abandoned_go_on_without_it() -> None
         Votes(2, FIRST),  # it has proposed the epoch and not accepted it yet
         Votes(3, THIRD),
         Votes(5, epoch(5, "ad")),  # it may have committed this one and gone on to a later one
-        Votes(9, FIRST, (epoch(2, "de", "e"),), 9),  # or copied a state since, and its last epoch is that of the copy
     ],
 )
 def test_what_its_leader_may_have_committed_stays_in_doubt(votes: Votes) -> None:
     """If it is forgotten, two groups may follow the epoch before it."""
     b = Voter("b", votes=Votes(3, SECOND, (THIRD,)))
     b.hear("a", votes)
+    assert b.votes.doubts == (THIRD,)
+
+
+def test_a_leader_that_copied_a_state_since_still_shows_what_it_never_committed() -> None:
+    """`a` proposed to `b`, nothing came of it, and `a` copied the state of another run. Nobody can seat it while `b`
+    holds a result, and `b` could settle nothing without it. The last epoch that `a` has committed stays in its votes,
+    whatever it copies: if it had committed this one, it would show."""
+    a, b, other = Voter("a", votes=Votes(1, FIRST)), Voter("b", votes=Votes(2, SECOND)), epoch(2, "de", "e")
+    for voter in (a, b):
+        voter.accept(Propose(Term(1, "a"), THIRD, (SECOND,)))
+    a.learn(other)
+    b.hear("a", a.votes)
+    assert b.votes.doubts == (THIRD,), "it may still commit what it has proposed"
+    a.abandon(())
+    b.hear("a", a.votes)
+    assert (a.votes.formed, b.votes) == (FIRST, Votes(3, SECOND))
+    assert largest_lawful("bc", {"b": b.votes, "c": Votes(2, SECOND)}, {}, (), "majority")[0] == ["b", "c"]
+
+
+def test_a_leader_that_copied_a_state_after_its_commit_does_not_hide_that() -> None:
+    a, b = Voter("a", votes=Votes(1, FIRST)), Voter("b", votes=Votes(3, SECOND, (THIRD,)))
+    a.accept(Propose(Term(1, "a"), THIRD, (SECOND,)))
+    assert a.commit(THIRD.key) == THIRD
+    a.learn(epoch(2, "de", "e"))
+    a.abandon(())
+    b.hear("a", a.votes)
     assert b.votes.doubts == (THIRD,)
 
 
@@ -132,6 +159,33 @@ def test_a_proposal_whose_commit_the_disk_may_have_has_not_come_to_nothing() -> 
         bench.wait(0.1, 2)
     bench.say(2, Reject(bench.core.voter.votes.highest, "no"))
     assert proposal.epoch not in bench.core.voter.votes.doubts
+
+
+def test_a_leader_that_copies_a_state_while_its_commit_is_written_commits_nothing() -> None:
+    """The votes of the copy are written after the commit, and do not show it. If the members were told of it, and the
+    leader died, the next process of its machine would say that the epoch was never committed."""
+    bench, proposal = proposes()
+    out = bench.say(2, Accept(proposal.epoch.number))
+    (first,) = [instruction.votes for instruction in out if isinstance(instruction, Persist)]
+    assert first.formed == proposal.epoch
+    out = bench.do(bench.core.learned(bench.now, epoch(2, "de"), RunState(b"mark", "x#1", 5)))
+    (second,) = [instruction.votes for instruction in out if isinstance(instruction, Persist)]
+    assert second.formed is None
+    out = bench.do(bench.core.persisted(bench.now, first))
+    assert not any(isinstance(message, Commit) for message in sent(out, 2))
+    assert proposal.epoch in bench.core.voter.votes.doubts, "the disk may still have the commit"
+    bench.do(bench.core.persisted(bench.now, second))
+    assert proposal.epoch not in bench.core.voter.votes.records
+
+
+def test_a_leader_that_has_copied_a_state_commits_nothing_that_it_proposed_before() -> None:
+    bench, proposal = proposes()
+    bench.writes = True
+    bench.do(bench.core.learned(bench.now, epoch(2, "de"), RunState(b"mark", "x#1", 5)))
+    out = bench.say(2, Accept(proposal.epoch.number))
+    assert not any(isinstance(message, Commit) for message in sent(out, 2))
+    assert not any(isinstance(one, Persist) and one.votes.formed is not None for one in out)
+    assert proposal.epoch not in bench.core.voter.votes.records
 
 
 def test_a_member_hears_from_the_machine_of_a_dead_leader_that_an_epoch_was_committed() -> None:

@@ -11,7 +11,8 @@ pytest.importorskip("torch")
 
 import torch
 
-from ringfort.torch.training.generators import OwnGenerators, seed_generators, undisturbed
+from ringfort.torch.training import generators
+from ringfort.torch.training.generators import OwnGenerators, seed_generators, seed_model, undisturbed
 
 KEY = 0xFEDC_BA98_7654_3210
 
@@ -68,3 +69,17 @@ def test_own_generators_continue_where_they_were() -> None:
         seed_generators(7)
         with own.active():
             assert draw() == expected[1]
+
+
+def test_the_model_draws_what_it_would_after_torchs_own_seeding(monkeypatch: pytest.MonkeyPatch) -> None:
+    seed_model(KEY)
+    first = torch.rand(3)
+    torch.manual_seed(KEY)
+    assert torch.equal(torch.rand(3), first)
+    seeded: list[int] = []
+    monkeypatch.setattr(torch, "manual_seed", seeded.append)
+    monkeypatch.setattr(torch.mps, "is_available", lambda: True)
+    generators._has_other_devices.cache_clear()
+    seed_model(KEY)
+    generators._has_other_devices.cache_clear()
+    assert seeded == [KEY]  # which knows all kinds of devices

@@ -5,6 +5,7 @@ from __future__ import annotations
 from math import inf, nan
 from typing import Any
 
+import numpy as np
 import pytest
 
 pytest.importorskip("torch")
@@ -13,7 +14,7 @@ import torch
 
 from ringfort.errors import InvalidArgumentError
 from ringfort.torch.training.run import elastic
-from ringfort.torch.training.update import Update
+from ringfort.torch.training.update import Update, squared_norm
 from tests.helpers.torch_members import Member, Program, loss_of_rows, plain_train, train
 
 
@@ -155,3 +156,39 @@ def test_a_device_on_which_no_parameter_was_used_has_nothing_to_clip() -> None:
     gradient = torch.full((4,), 2.0)
     Update._clip([None, gradient], 1.0)
     torch.testing.assert_close(gradient, torch.full((4,), 0.5))
+
+
+@pytest.mark.parametrize("size", [0, 5, 4096, 3 * 256 * 4096 + 4097])
+@pytest.mark.parametrize("kind", [np.float32, np.float64])
+def test_the_norm_has_the_same_bits_with_any_number_of_threads(
+    monkeypatch: pytest.MonkeyPatch, size: int, kind: Any
+) -> None:
+    array, found = np.random.default_rng(size).standard_normal(size).astype(kind), set[float]()
+    for threads in (1, 2, 7):
+        monkeypatch.setattr(torch, "get_num_threads", lambda count=threads: count)
+        found.add(squared_norm(array))
+    assert len(found) == 1
+    assert found.pop() == pytest.approx(float(np.square(array, dtype=np.float64).sum()), rel=1e-6)
+
+
+def test_gradients_may_be_clipped_by_value_before_the_optimizer_steps() -> None:
+    """In place, although gradients may be lent from a result that other members still need."""
+
+    def clipped() -> Program:
+        torch.manual_seed(1)
+        model = torch.nn.Linear(4, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        optimizer.register_step_pre_hook(
+            lambda *_: torch.nn.utils.clip_grad_value_(model.parameters(), 0.01)
+        )  # fmt: skip
+        return Program(model, optimizer)
+
+    plain, members = clipped(), [Member(clipped()) for _ in range(2)]
+    lent: list[Any] = []
+    for member in members:
+        member.run._update.lend = lent.append
+    plain_train(plain, 3)
+    train(members, 3)
+    assert not lent
+    for mine, theirs in zip(plain.model.parameters(), members[1].program.model.parameters(), strict=True):
+        torch.testing.assert_close(mine, theirs)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import threading
+from contextlib import suppress
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from ringfort.training.elastic.digests import digest_sample, digest_share, inspect_share
+from ringfort.training.elastic import digests
+from ringfort.training.elastic.digests import Inspection, digest_sample, digest_share, inspect_share
 
 
 def buffers(float32: int, float64: int = 0) -> dict[str, Any]:
@@ -33,6 +37,37 @@ def test_infinities_and_nans_are_found_by_whose_share_they_are_in(size: int, val
     found = [inspect_share(sums, me, 3) for me in range(3)]
     assert [digest for digest, _ in found] == [digest_share(sums, me, 3) for me in range(3)]
     assert [fine for _, fine in found].count(False) == 1
+
+
+@pytest.mark.parametrize("value", [1.0, np.inf])
+def test_several_threads_inspect_what_one_would(value: float) -> None:
+    """Also if one of them is interrupted in the middle."""
+    sums = buffers(3_000_000, 500_000)
+    sums["float32"][123_456] = value
+    inspect, left = digests._inspected, [1]
+
+    def interrupted(*arguments: Any) -> Any:
+        if threading.current_thread() is threads[1] and left:
+            left.pop()
+            raise MemoryError
+        return inspect(*arguments)
+
+    for size in (1, 3):
+        inspection = Inspection(sums, 0, size)
+        parts = [(kind, begin) for kind in sums for begin in range(0, sums[kind].size, 100_000)][::-1]
+
+        def help_out(inspection: Inspection, parts: list[tuple[str, int]]) -> None:
+            for _ in range(7):
+                with suppress(MemoryError):
+                    inspection.complete(sums, *parts.pop())
+
+        threads = [threading.Thread(target=help_out, args=(inspection, parts)) for _ in range(5)]
+        with patch.object(digests, "_inspected", interrupted):
+            for thread in threads:
+                thread.start()
+            assert inspection.finish(sums) == inspect_share(sums, 0, size)
+            for thread in threads:
+                thread.join()
 
 
 def test_a_sum_that_overflows_is_no_infinity() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -57,3 +59,27 @@ def test_handlers_of_the_program_and_other_threads_are_left_alone() -> None:
         signals.act()
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+FORKING = """
+import os, signal
+from ringfort.training.elastic.leaving import LeaveOnSignal
+
+if hasattr(os, "sched_setaffinity"):
+    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})  # so a child begins after it was signalled
+asked = []
+signals = LeaveOnSignal(lambda name: not asked.append(name))
+signals.install()
+for number in [signal.SIGTERM] * 20:
+    if not (child := os.fork()):
+        signal.pause()
+        os._exit(0)
+    os.kill(child, number)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -number
+os.kill(os.getpid(), signal.SIGTERM)
+assert asked == ["SIGTERM"]
+"""
+
+
+def test_a_child_that_is_signalled_before_it_begins_ends_and_the_parent_still_finishes_its_step() -> None:
+    subprocess.run([sys.executable, "-c", FORKING], check=True, timeout=60)

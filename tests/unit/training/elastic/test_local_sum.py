@@ -8,9 +8,10 @@ import ml_dtypes
 import msgspec
 import numpy as np
 import pytest
+from hypothesis import given, settings, strategies as st
 
 from ringfort.errors import GradientLayoutError, InvalidArgumentError, UnsupportedArrayError
-from ringfort.training.elastic.local_sum import Layout, LocalSum, is_finite
+from ringfort.training.elastic.local_sum import Gradient, Layout, LocalSum, is_finite
 
 RANDOM = np.random.default_rng(3)
 
@@ -302,3 +303,33 @@ def test_the_first_micro_batch_after_begin_overwrites_the_sums() -> None:
     local.clear()
     local.add({"w": np.ones(3, np.float32)}, 1)
     np.testing.assert_array_equal(local.buffers["float32"], np.ones(3))
+
+
+@settings(max_examples=300)
+@given(
+    st.lists(st.tuples(st.sampled_from(["float32", "float64"]), st.integers(0, 300)), min_size=1), st.integers(0, 400)
+)
+def test_buckets_cover_every_element_once_from_the_end_and_name_the_gradients_in_them(
+    leaves: list[tuple[Any, int]], nbytes: int
+) -> None:
+    gradients = tuple(Gradient(f"{place}", kind, (size,)) for place, (kind, size) in enumerate(leaves))
+    layout = Layout(gradients, {one.path: None for one in gradients}, nbytes)
+    for kind, total in layout.sizes.items():
+        places = [place for place, one in enumerate(gradients) if one.kind == kind]
+        ends = np.cumsum([gradients[place].size for place in places])
+        buckets, end = [bucket for bucket in layout.buckets() if bucket.kind == kind], total
+        least = nbytes // np.dtype(kind).itemsize or max(total, 1)
+        for bucket in buckets:
+            assert bucket.end == end
+            assert bucket.end - bucket.begin < 3 * least
+            assert bucket.end - bucket.begin >= least or len(buckets) == 1
+            inside = {
+                place
+                for place, last in zip(places, ends, strict=True)
+                if last > bucket.begin and last - gradients[place].size < bucket.end and gradients[place].size
+            }
+            assert {place for place in bucket.places if gradients[place].size} == inside
+            assert len(set(bucket.places)) == len(bucket.places)
+            end = bucket.begin
+        assert end == 0
+        assert {place for bucket in buckets for place in bucket.places} == set(places)  # empty ones too

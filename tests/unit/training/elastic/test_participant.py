@@ -11,6 +11,7 @@ import pytest
 import ringfort
 from ringfort.config import AutoDiscoveryConfig
 from ringfort.errors import InvalidArgumentError
+from ringfort.training.elastic import local_sum
 from ringfort.training.elastic.array_source import ArraySource
 from ringfort.training.elastic.dealing import Data
 from ringfort.training.elastic.exchange import SUMS, inspect
@@ -82,6 +83,58 @@ def test_a_micro_batch_of_padding_alone_counts_for_nothing(run: Participant, cou
     assert run.replica.covered == {0, 1}
     assert (run.local.count, run.local.loss) == (0.5, 1.5)
     assert cast("LocalSum", run.local).mean(run.local.own(), run.local.count)["w"].tolist() == [6, 6, 6]
+
+
+@pytest.mark.parametrize("where", ["in the sum", "before it is noted"])
+def test_a_micro_batch_whose_addition_was_interrupted_never_counts_twice(
+    run: Participant, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    """The handler of a signal, such as that of an alarm, raises an error that the program catches. Nobody knows then
+    how much was added, and sums cannot be taken apart."""
+    both = {"a": np.ones(3), "b": np.ones(3)}
+    added(run, turn(run, 0), both, None, 0.0)
+    second = turn(run, 1)
+    with monkeypatch.context() as patched:
+        if where == "in the sum":
+            whole, calls = local_sum._add_scaled, list[int]()
+
+            def interrupted(*arguments: Any) -> None:
+                calls.append(1)
+                if len(calls) == 2:
+                    raise TimeoutError
+                whole(*arguments)
+
+            patched.setattr(local_sum, "_add_scaled", interrupted)
+        else:
+            patched.setattr(run.replica, "add", raises_timeout)
+        with pytest.raises(TimeoutError):
+            added(run, second, both, None, 0.0)
+    for _ in range(2):
+        with pytest.raises(InvalidArgumentError, match="was interrupted"):
+            added(run, second, both, None, 0.0)
+    assert run.replica.covered == {0}
+
+
+def raises_timeout(*_: Any) -> None:
+    raise TimeoutError
+
+
+def test_the_first_micro_batch_of_a_step_is_added_anew_after_an_interrupt(
+    run: Participant, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr(run.replica, "add", raises_timeout)
+        with pytest.raises(TimeoutError):
+            added(run, turn(run, 0), W, None, 2.0)
+    added(run, turn(run, 0), W, None, 2.0)
+    assert (run.local.count, run.local.loss, run.local.own()["float64"].tolist()) == (0.5, 1.0, [0.5] * 3)
+
+
+def test_a_micro_batch_is_added_once_if_the_interrupt_came_when_all_was_done(run: Participant) -> None:
+    first, second = turn(run, 0), turn(run, 1)
+    for one in (first, first, second, second):
+        added(run, one, W, None, 2.0)
+    assert (run.local.count, run.local.loss, run.local.own()["float64"].tolist()) == (1.0, 2.0, [1] * 3)
 
 
 def test_a_step_of_padding_alone_is_skipped_by_everybody_who_applies_it(run: Participant) -> None:

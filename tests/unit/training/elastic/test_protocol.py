@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from ringfort.training.elastic.dealing import Data
 from ringfort.training.elastic.protocol import (
@@ -283,7 +283,7 @@ def test_members_that_hold_different_results_seal_nothing() -> None:
     group.exchange()
     group.compute()
     tokens = [one.value for one in group.send(["sum", "sum"])]
-    tokens[1] = tokens[1]._replace(about=(*tokens[1].about[:-1], b"another chain"))
+    tokens[1] = replace(tokens[1], about=(*tokens[1].about[:-1], b"another chain"))
     with pytest.raises(StepError, match="different results"):
         group.scripts[0].send(tokens)
     assert group.replicas[0].mark == HERE

@@ -24,6 +24,7 @@ class Participant:
 
     is_finished = False
     is_leaving = False
+    is_busy = True
 
     def __init__(self, *_: Any) -> None:
         self.reasons: list[str] = []
@@ -100,6 +101,30 @@ def test_after_a_break_the_program_leaves_although_it_goes_on(participant: Parti
             break
         assert participant.has_left.wait(LIMIT)
     assert set(participant.reasons) == {"its program has stopped"}
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_is_not_lost_if_the_program_breaks_out_of_the_loop_in_that_step(
+    participant: Participant, number: int
+) -> None:
+    """A supervisor that asks a program to end would wait for it in vain, and kill it."""
+    before = signal.getsignal(number)
+    with pytest.raises((SystemExit, KeyboardInterrupt)) as caught, ringfort.elastic({"w": np.zeros(2)}) as run:  # noqa: PT012
+        for _ in steps(run):
+            os.kill(os.getpid(), number)
+            break
+        assert not participant.has_left.is_set()
+    assert getattr(caught.value, "code", number) in (143, signal.SIGINT)
+    assert participant.reasons
+    assert signal.getsignal(number) == before
+
+
+def test_a_signal_that_the_program_has_caught_is_not_raised_again(participant: Participant) -> None:
+    with ringfort.elastic({"w": np.zeros(2)}) as run:
+        with pytest.raises(KeyboardInterrupt):  # noqa: PT012
+            for _ in steps(run):
+                os.kill(os.getpid(), signal.SIGINT)
+        assert participant.has_left.is_set()
 
 
 def test_after_a_break_the_run_is_left_before_another_begins(

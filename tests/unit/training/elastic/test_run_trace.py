@@ -36,8 +36,8 @@ def test_a_learner_says_how_far_it_is_and_a_member_writes_steps(own: Trace) -> N
     assert header.total_steps == 100
     own.time.add(Phase.EXCHANGE, 1e-9)
     run.reduced(12)
-    with run.sealing():
-        own.time.add(Phase.EXCHANGE, 1e3)  # the tokens are a collective too
+    own.time.add(Phase.EXCHANGE, 1e3)  # the tokens are a collective too
+    run.has_tokens(1e3, 64)
     run.sealed(42, 0.25)  # which rank 0 tells
     own.log({"loss": 0.5})
     run.applied(42, 2)

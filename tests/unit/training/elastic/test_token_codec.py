@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from hypothesis import given, strategies as st
+from msgspec.structs import replace
 
 from ringfort.errors import ProtocolError
 from ringfort.training.elastic.protocol import Token
@@ -24,7 +25,7 @@ def test_everything_but_the_subject_survives(
 ) -> None:
     codec = TokenCodec(covered[0])
     token = Token(ABOUT, digest, covered[1], speed, *flags[:3], overhead=speed // 3, period=2 * speed, copy=digest ^ 1)
-    token = token._replace(is_preparing=flags[3])
+    token = replace(token, is_preparing=flags[3])
     packed = codec.pack(token)
     assert packed.dtype == np.uint8
     assert packed.size == codec.nbytes
