@@ -1,6 +1,6 @@
 """Runs that never happened, as `ringfort dash` shows them: for tests of the page, and for looking at it.
 
-`python -m tests.helpers.dash_source [three|many|empty]` serves one and prints its link.
+`python -m tests.helpers.dash_source [three|many|ended|empty]` serves one and prints its link.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import TracebackType
+
+from msgspec.structs import replace
 
 from ringfort.telemetry.view import (
     Curve,
@@ -163,6 +165,18 @@ def many_ranks(now: float, ranks: int = 32) -> RunView:
     )
 
 
+def has_ended(now: float) -> RunView:
+    """The three machines, five minutes after the end: one was lost, the others have finished."""
+    view = three_machines(now - 300)
+    states = ("lost", "ended", "ended")
+    ranks = tuple(
+        replace(rank, state=state, steps_per_second=0.0, samples_per_second=0.0, sent=0.0, received=0.0, heard=300.0)
+        for rank, state in zip(view.ranks, states, strict=True)
+    )
+    verdict = Verdict("All ranks have ended.", step=view.verdict.step, total_steps=40_000, loss=view.verdict.loss)
+    return replace(view, now=now, ranks=ranks, verdict=verdict, links=())
+
+
 def nothing_yet(now: float) -> RunView:
     """What is seen before anything was found."""
     return RunView(now, verdict=Verdict("No rank has been seen yet."), notice="Nobody else was found on this network.")
@@ -197,6 +211,7 @@ LOGS = {
 SCENES: Mapping[str, Callable[[float], RunView]] = {
     "three": three_machines,
     "many": many_ranks,
+    "ended": has_ended,
     "empty": nothing_yet,
 }
 

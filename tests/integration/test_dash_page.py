@@ -22,7 +22,7 @@ from ringfort.dashboard.web.server import DashServer
 from ringfort.telemetry.report import ROW
 from ringfort.telemetry.view import Curve, RunView, ShownEvent, ShownStep, Split
 from tests.helpers.agents import until
-from tests.helpers.dash_source import LOGS, ShownSource, many_ranks, nothing_yet, three_machines
+from tests.helpers.dash_source import LOGS, ShownSource, has_ended, many_ranks, nothing_yet, three_machines
 from tests.integration.conftest import faults_by_axe, picture, reached_by_tab
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ def test_text_of_other_machines_stays_text(new_page: NewPage) -> None:
             verdict=msgspec.structs.replace(view.verdict, sentence=f"{bad} waits", culprit=bad),
             ranks=tuple(msgspec.structs.replace(rank, name=bad, key=bad + rank.key) for rank in view.ranks),
             events=(ShownEvent(now, bad, bad, bad),),
-            curves=(*view.curves, Curve(bad, [now], [1], [1.0])),
+            curves=(*view.curves, *(Curve(name, [now], [1], [1.0]) for name in (bad, "constructor", "__proto__"))),
         )
 
     page = new_page()
@@ -93,6 +93,40 @@ def test_text_of_other_machines_stays_text(new_page: NewPage) -> None:
         assert text(page, "#sentence").endswith(f"{bad} waits")
         assert text(page, "#events .text") == bad
         assert page.locator("img").count() == 1, "only the mark of the page itself"
+        assert {bad, "constructor", "__proto__"} < set(page.locator("#value option").all_inner_texts())
+
+
+@pytest.mark.parametrize("width", [1440, 390])
+def test_long_and_foreign_names_leave_room_for_the_rest(new_page: NewPage, width: int) -> None:
+    names = {"study": "\u0645\u062e\u062a\u0628\u0631-3", "attic": "\N{MICROSCOPE}" * 30, "laptop": "kitchen-" * 8}
+
+    def named(now: float) -> RunView:
+        view = three_machines(now)
+        return msgspec.structs.replace(
+            view,
+            ranks=tuple(msgspec.structs.replace(rank, name=names[rank.name]) for rank in view.ranks),
+            events=tuple(msgspec.structs.replace(event, name=names[event.name]) for event in view.events),
+            verdict=msgspec.structs.replace(view.verdict, sentence="Rank 1 waits for laptop.", culprit="rank 1"),
+        )
+
+    page = new_page(viewport={"width": width, "height": 1000})
+    with shown(page, named):
+        assert text(page, "#sentence strong") == "Rank 1"
+        for selector in ("#events .text", "#ranks .bar"):
+            boxes = [node.bounding_box() for node in page.locator(selector).all()]
+            assert min(box["width"] for box in boxes if box) > 60, selector
+        assert page.evaluate("() => document.documentElement.scrollWidth") <= width
+        picture(page, f"names-{width}")
+
+
+def test_a_run_that_has_ended_keeps_its_last_picture(new_page: NewPage) -> None:
+    page = new_page()
+    with shown(page, has_ended):
+        page.focus("#timeline-canvas")
+        page.keyboard.press("ArrowLeft")
+        assert text(page, "#timeline-readout").startswith("rank 0 on study, step ")
+        assert not page.locator("#links-details").is_visible(), "there is no link"
+        picture(page, "ended")
 
 
 def test_before_anything_is_found_it_says_so(new_page: NewPage) -> None:
@@ -122,10 +156,11 @@ def test_pictures(new_page: NewPage, scheme: Any, size: str, width: int, height:
 def test_axe_finds_no_fault(new_page: NewPage, scheme: Any, width: int) -> None:
     # axe makes HTML, which the policy of the page forbids.
     options = {"color_scheme": scheme, "viewport": {"width": width, "height": 900}, "bypass_csp": True}
-    for make in (three_machines, many_ranks, nothing_yet):
+    for make in (three_machines, many_ranks, has_ended, nothing_yet):
         page = new_page(**options)
         with shown(page, make) as server:
-            page.locator("summary").click()
+            if make in (three_machines, many_ranks):  # the others have no links
+                page.locator("summary").click()
             assert faults_by_axe(page) == []
             page.goto(f"{server.site.origin}/static/closed.html")
             assert faults_by_axe(page) == []

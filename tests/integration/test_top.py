@@ -85,7 +85,7 @@ def test_a_real_run_in_terminals_of_two_sizes(tmp_path: Path) -> None:
         assert "watched.py" in screen.splitlines()[0]
         assert "2 ranks on 1 machine" in screen.splitlines()[0]
         screen = terminal.until(lambda text: "of each step for rank 1" in text)
-        assert "rank 0 waits" in screen
+        assert "Rank 0 waits" in screen
         assert [line[:4] for line in screen.splitlines() if " █" in line[5:]][-2:] == [">  0", "   1"]
         assert "CPU" in screen
         colours = terminal.do("capture-pane", "-p", "-e")

@@ -32,9 +32,12 @@ class Points:
         return None if self._newest is None else self._newest[2]
 
     def add(self, at: float, step: int, value: float) -> None:
-        """Add a point, which is newer than those before. Older ones are ignored: a report may come twice."""
-        if self._newest is not None and step < self._newest[1] and at < self._newest[0]:
-            return
+        """Add a point, which is newer than those before. Older ones are ignored: a report may come twice. Times never
+        go back, even if a clock does: an axis cannot."""
+        if self._newest is not None:
+            if step < self._newest[1] and at < self._newest[0]:
+                return
+            at = max(at, self._newest[0])
         self._newest = at, step, value
         self._skipped += 1
         if self._skipped < self._every:

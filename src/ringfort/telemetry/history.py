@@ -122,7 +122,7 @@ class History:
         for values in report.values:
             for name, value in values.values.items():
                 if run.is_told_by(name, report.header.rank, now):
-                    run.points(name).add(values.at + offset, values.step, value)
+                    run.points(name).add(min(values.at + offset, now), values.step, value)
         for event in report.events:
             run.tell(known, event.at + offset, event.kind, event.text)
         if report.dropped:
@@ -196,8 +196,11 @@ class History:
         shown = [rank for rank in chosen.ranks.values() if not rank.is_forgotten(now, chosen.ranks.values())]
         shown.sort(key=lambda rank: (rank.rank if rank.rank >= 0 else 1 << 20, rank.key))
         training = [rank for rank in shown if rank.state(now) == "training"]
-        wires = wire_of(training)
-        least = min((rank.exchange(now) for rank in training), default=0.0)
+        # Of a run that has ended, its last steps are shown.
+        judged = training or [rank for rank in shown if not rank.is_alive]
+        stepping = [rank for rank in judged if rank.sums(now).steps]
+        wires = wire_of(stepping)
+        least = min((rank.exchange(now) for rank in stepping), default=0.0)
         mean = {rank.key: rank.split(now, wires, least) for rank in shown}
         views = tuple(rank.view(now, mean[rank.key]) for rank in shown)
         links = links_in_use(self._links, shown)
@@ -210,7 +213,7 @@ class History:
             links,
             chosen.events.all(),
             tuple(points.curve(name) for name, points in chosen.curves.items() if len(points)),
-            _timelines([rank for rank in shown if rank.rank >= 0 and rank.is_alive], training, wires, least),
+            _timelines([rank for rank in shown if rank.is_alive] or stepping, stepping, wires, least),
             names,
             self.notice,
             world_size=max((rank.world_size for rank in shown if rank.is_alive), default=0),
@@ -227,7 +230,7 @@ class History:
     ) -> Verdict:
         ranks = [view for view in views if view.state == "training" and view.split.total > 0]
         step = max((rank.step for rank in run.ranks.values()), default=0)
-        total = max((rank.total_steps for rank in training), default=0)
+        total = max((rank.total_steps for rank in training or run.ranks.values()), default=0)
         rate = sum(view.steps_per_second for view in ranks) / len(ranks) if ranks else 0.0
         samples = sum(view.samples_per_second for view in ranks)
         speed_up = _speed_up(ranks, samples)
@@ -290,6 +293,7 @@ def _timelines(
             if not has_common or all(other.has_told(step.number) for other in stepping)
         )
         for rank in ranks
+        if rank.rank >= 0
     }
 
 

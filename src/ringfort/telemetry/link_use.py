@@ -14,7 +14,7 @@ def links_in_use(links: Collection[LinkView], ranks: Collection[RankHistory]) ->
     used: dict[tuple[str, str], float] = {}
     for rank in ranks:
         for other, rate in rank.sent.items() if rank.is_alive else ():
-            if other in host_of:
+            if other in host_of and rate > 0:
                 pair = rank.host, host_of[other]
                 used[pair] = used.get(pair, 0.0) + rate
     hosts = {rank.host for rank in ranks}

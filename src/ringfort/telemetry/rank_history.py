@@ -12,6 +12,8 @@ from ringfort.telemetry.view import WINDOW, RankView, Split
 
 KEPT_STEPS: Final = 128
 """Steps of a rank that are kept one by one."""
+KEPT_REPORTS: Final = 32
+"""Reports of a rank that means are taken of. One comes each second, so the window has fewer."""
 SILENT: Final = 5.0
 """Seconds without a report after which a rank is silent: a viewer asks for one each second."""
 PAUSED: Final = 5.0
@@ -41,13 +43,14 @@ class RankHistory:
         self._numbers: deque[int] = deque()
         self._is_full = False
         """Whether older steps were dropped."""
-        self._recent: deque[tuple[float, Sums]] = deque()
-        self._traffic: deque[tuple[float, dict[int, float], float]] = deque()
+        # The length of the window depends on what peers say, so it does not bound these alone.
+        self._recent: deque[tuple[float, Sums]] = deque(maxlen=KEPT_REPORTS)
+        """The sums of recent reports that have steps, and when they came."""
+        self._traffic: deque[tuple[float, dict[int, float], float]] = deque(maxlen=KEPT_REPORTS)
         """The bytes per second of recent reports: when, sent by rank, received."""
         self._heard_at = self._stepped_at = now
         self._usual = 0.0
         self._ended_at = now
-        self._since = now
         self._about = report
 
     def take(self, report: Report, now: float) -> None:
@@ -64,13 +67,14 @@ class RankHistory:
         if report.sums.steps:
             self._stepped_at = now
             self._usual = report.sums.seconds / report.sums.steps
+            self._recent.append((now, report.sums))
         if report.sent or report.received:
             self._traffic.append((now, report.sent, report.received))
-        while self._traffic and self._traffic[0][0] <= now - WINDOW - self._usual:
+        since = self._window_start(now)
+        while self._traffic and self._traffic[0][0] <= since:
             self._traffic.popleft()
-        self._recent.append((now, report.sums))
-        while len(self._recent) > 1 and self._recent[0][0] < now - WINDOW - self._usual:
-            self._since = self._recent.popleft()[0]
+        while self._recent and self._recent[0][0] < since:
+            self._recent.popleft()
         for step in report.steps:
             if step.number not in self.by_number:
                 self._numbers.append(step.number)
@@ -158,35 +162,44 @@ class RankHistory:
             return "silent"
         if self._about.header.role == "learner":
             return "learner"
-        return "paused" if now - self._stepped_at > max(PAUSED, PAUSED * self._usual) else "training"
+        # Before its first step a program may load data or compile for minutes.
+        is_late = now - self._stepped_at > max(PAUSED, PAUSED * self._usual)
+        return "paused" if is_late and self.step else "training"
 
     def is_forgotten(self, now: float, others: Collection[RankHistory]) -> bool:
         """Whether it ended so long ago that it is not shown any more."""
         if self.is_alive and now - self._heard_at < FORGOTTEN:
             return False
         gone = now - (self._heard_at if self.is_alive else self._ended_at)
-        is_replaced = any(one.rank == self.rank and one.is_alive for one in others if one is not self)
-        return gone > (REPLACED if is_replaced else FORGOTTEN)
+        return gone > (REPLACED if any(map(self._is_replaced_by, others)) else FORGOTTEN)
 
-    def sums(self, now: float) -> tuple[Sums, float]:
-        """All recent steps added up, and over how many seconds."""
-        kept = [sums for at, sums in self._recent if at >= now - WINDOW - self._usual]
-        total = Sums(*(sum(getattr(one, name) for one in kept) for name in Sums.__struct_fields__))
-        return total, max(1e-3, now - max(self._since, now - WINDOW - self._usual))
+    def _is_replaced_by(self, other: RankHistory) -> bool:
+        """Whether another process has, or had later, the rank of this one."""
+        return other is not self and other.rank == self.rank and (other.is_alive or other._ended_at > self._ended_at)
+
+    def _window_start(self, now: float) -> float:
+        """Since when steps count. Of a process that has ended the last ones do."""
+        return (now if self.is_alive else min(now, self._ended_at)) - WINDOW - self._usual
+
+    def sums(self, now: float) -> Sums:
+        """All recent steps added up."""
+        since = self._window_start(now)
+        kept = [sums for at, sums in self._recent if at >= since]
+        return Sums(*(sum(getattr(one, name) for one in kept) for name in Sums.__struct_fields__))
 
     def exchange(self, now: float) -> float:
         """The seconds of a step that it spends in collectives; 0 without recent steps."""
-        total, _ = self.sums(now)
+        total = self.sums(now)
         return total.exchange / total.steps if total.steps else 0.0
 
     def split(self, now: float, wires: dict[int, float], least: float) -> Split:
         """Where the time of its steps goes. `wires` are the seconds on the wire, by step; `least` is the mean of the
         rank that spends the least time in collectives, which counts while no recent step is known of all ranks."""
-        total, _ = self.sums(now)
+        total = self.sums(now)
         if not total.steps:
             return Split()
         exchange = total.exchange / total.steps
-        since = now - WINDOW - self._usual - self.offset
+        since = self._window_start(now) - self.offset
         seen = [
             (step.exchange, wires[step.number])
             for step in self.by_number.values()
@@ -200,7 +213,7 @@ class RankHistory:
 
     def view(self, now: float, split: Split) -> RankView:
         """Return what is shown of it."""
-        total, _ = self.sums(now)
+        total = self.sums(now)
         state, about = self.state(now), self._about
         # By the time of its own steps, not of the window: reports do not end where steps do.
         rate = total.steps / total.seconds if total.seconds and state == "training" else 0.0

@@ -165,7 +165,8 @@ def slowest_link(ranks: Collection[RankView], links: Collection[LinkView]) -> Sl
     }
     slowest, fastest = min(pairs.values(), key=_speed), max(pairs.values(), key=_speed)
     is_everywhere = len(pairs) > 1 and _speed(fastest) <= SLOW * _speed(slowest)
-    limit = sqrt(_speed(slowest) * _speed(fastest))
+    # At least half of the fastest: if the slowest was busy while it was measured, it says little of the others.
+    limit = max(sqrt(_speed(slowest) * _speed(fastest)), _speed(fastest) / 2)
     slow = [(_speed(link), host, link) for host, link in best.items() if link is not None and _speed(link) < limit]
     slow = [] if is_everywhere else sorted((one for one in slow if _degree(one[1], pairs) > 1), key=lambda one: one[:2])
     found = slow[0][2] if slow else slowest

@@ -93,7 +93,7 @@ class StepTime:
         with self._lock:
             self._ask()
             seconds = max(0.0, self._clock() - self._began)
-            spent, reduced = self._spent, self._reduced
+            spent, reduced = self._spent, max(0, self._reduced)
             codec = _share(spent[Phase.EXCHANGE], self._coded, self._compressed)
             self._clear()
         spent[Phase.EXCHANGE] -= codec
@@ -101,15 +101,13 @@ class StepTime:
         data, exchange, codec, seal = _within(seconds, spent)
         return Spent(seconds, data, exchange, codec, seal, reduced)
 
-    @contextmanager
-    def only(self, phase: Phase, since: float | None = None) -> Generator[None]:
-        """Count the time of the block for `phase` alone, whatever collectives are in it; `since` moves its begin."""
-        before, start = self._snapshot(), self._clock() if since is None else since
-        try:
-            yield
-        finally:
-            self._restore(before)
-            self._spent[phase] += self._clock() - start
+    def reassign(self, phase: Phase, seconds: float, *, exchanged: float, reduced: int) -> None:
+        """Count `seconds` for `phase` alone, although a collective of `exchanged` seconds was in them, which has
+        reduced so many bytes. (Unlike `paused`, this asks no source, which would take as long as a small collective.)
+        """
+        self._spent[phase] += seconds
+        self._spent[Phase.EXCHANGE] -= exchanged
+        self._reduced -= reduced
 
     @contextmanager
     def paused(self) -> Generator[None]:

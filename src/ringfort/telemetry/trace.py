@@ -228,8 +228,9 @@ class Trace:
     def set_step(self, number: int) -> None:
         """Say which step was done last, of which no time is known: that of a learner, for example."""
         with self._lock:
-            self.step = number
-            self._write(lambda writer: writer.set_step(number))
+            if number != self.step:
+                self.step = number
+                self._write(lambda writer: writer.set_step(number))
 
     def restart_step(self) -> None:
         """Begin the step anew: what was spent so far belongs to none, such as the time before the first step."""

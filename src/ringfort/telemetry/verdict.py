@@ -13,6 +13,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
@@ -26,6 +27,7 @@ WORTH_ADVICE: Final = 0.05
 """The smallest part of a step that an advice must save."""
 ALIKE: Final = 0.8
 """Ranks that wait at least this part of the longest wait are named together."""
+_RANK: Final = re.compile(r"^rank(?=s? \d)")
 HOT: Final = 90.0
 """Degrees Celsius at which processors slow down."""
 
@@ -201,6 +203,7 @@ class _Case:
         if self.speed_up is not None and len(self.ranks) > 1 and self.speed_up < 1.05:
             sentence += f". The fastest alone would be {'as fast' if self.speed_up > 0.95 else 'faster'}"
         name = culprit if isinstance(culprit, str) else self.names.culprit(culprit)
+        sentence = _RANK.sub("Rank", sentence)  # names of machines stay as they are
         return Finding(cause, f"{sentence}.", name, max(0.0, saving))
 
     def _waiting_for(self, names: Sequence[str]) -> str:

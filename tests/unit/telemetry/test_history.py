@@ -201,6 +201,28 @@ def test_a_rank_that_has_finished_is_not_lost() -> None:
     assert not any(event.kind == "lost" for event in view.events)
 
 
+def test_the_last_steps_of_a_run_that_has_ended_stay_in_the_picture() -> None:
+    ranks = [Rank("study", compute=0.1), Rank("laptop", compute=0.3)]
+    run = SimulatedRun(ranks, wire=0.1, total_steps=500)
+    run.advance(20)
+    lost, ranks[1].is_alive = ranks[1], False
+    run.advance(2)
+    run.ranks[1] = Rank("laptop", compute=0.3, pid=500)
+    before = run.advance(60)
+    for rank in run.ranks:
+        rank.is_alive, rank.is_finished = False, True
+    view = run.advance(120)
+    assert view.verdict.sentence == "All ranks have ended."
+    assert [rank.state for rank in view.ranks] == ["ended", "ended"]
+    assert lost.pid + 1 not in [rank.pid for rank in view.ranks], "it was replaced long ago"
+    for rank, earlier in zip(view.ranks, before.ranks, strict=True):
+        assert msgspec.structs.astuple(rank.split) == pytest.approx(msgspec.structs.astuple(earlier.split))
+    assert view.ranks[0].split.wire == pytest.approx(0.1)
+    assert view.timeline == before.timeline
+    assert view.verdict.total_steps == 500
+    assert [rank.samples_per_second for rank in view.ranks] == [0.0, 0.0]
+
+
 def test_a_machine_that_invents_runs_pushes_out_its_own() -> None:
     run = SimulatedRun([Rank("study"), Rank("laptop")], run="real")
     run.advance(10)
@@ -343,6 +365,20 @@ def test_curves_keep_their_shape_and_their_newest_point() -> None:
     assert points.curve("loss").values[-1] is None
 
 
+def test_the_times_of_a_curve_never_go_back() -> None:
+    ranks = [Rank("study")]
+    run = SimulatedRun(ranks)
+    run.advance(5)
+    for clock in (-3600.0, 1e9):  # this machine's was set back; a peer says what it likes
+        run.now += clock if clock < 0 else 1.0
+        loss = Values(10_000, run.now + max(clock, 0.0), {"loss": 1.0})
+        run.history.take(msgspec.structs.replace(run.report(ranks[0], []), values=(loss,)))
+    run.now += 1.0
+    curve = next(curve for curve in run.advance(5).curves if curve.name == "loss")
+    assert curve.at == sorted(curve.at)
+    assert curve.at[-1] < run.now + 3700
+
+
 def test_memory_stays_bounded() -> None:
     ranks = [Rank(f"machine{n}", compute=0.3 + n / 1000, vitals={"cpu": 0.5, "memory": 1e9}) for n in range(8)]
     run = SimulatedRun(ranks, wire=0.05)
@@ -350,3 +386,15 @@ def test_memory_stays_bounded() -> None:
     before = size_of(run.history)
     run.advance(200)
     assert size_of(run.history) < 1.2 * before
+
+
+def test_memory_stays_bounded_if_a_peer_says_that_its_steps_take_years() -> None:
+    run = SimulatedRun([Rank("study")])
+    sizes: list[int] = []
+    for _ in range(3):
+        for _ in range(200):
+            run.now += 0.05
+            report = run.report(run.ranks[0], [Step(1, run.now, 1e9)])
+            run.history.take(msgspec.structs.replace(report, sent=dict.fromkeys(range(200), 5.0)))
+        sizes.append(size_of(run.history))
+    assert sizes[2] < 1.2 * sizes[0]  # its curve grows to 600 points

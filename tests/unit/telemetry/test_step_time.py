@@ -93,19 +93,22 @@ def test_codecs_have_their_share_of_the_wait(
     assert (spent.exchange, spent.codec) == (waited - share, share)
 
 
-def test_only_one_phase_has_the_time_of_a_block(time: StepTime, clock: Clock) -> None:
+def test_a_collective_that_belongs_to_another_phase_is_no_exchange(time: StepTime, clock: Clock) -> None:
     source = Source()
     time.add_source(source)
-    source.found = Exchanged(0.5, 100)
-    clock.pass_(1.0)
-    since = clock.now
-    clock.pass_(0.25)
-    with time.only(Phase.SEAL, since):
-        clock.pass_(0.5)
-        source.found = Exchanged(0.375, 8)  # a small all-reduce, of tokens
-        time.add(Phase.EXCHANGE, 0.125)
+    clock.pass_(2.0)
+    source.found = Exchanged(0.5 + 0.375, 100 + 8)  # with a small all-reduce, of tokens
+    time.reassign(Phase.SEAL, 0.75, exchanged=0.375, reduced=8)
     spent = time.take()
     assert (spent.exchange, spent.seal, spent.reduced) == (0.5, 0.75, 100)
+
+
+def test_what_no_source_has_counted_takes_nothing_from_others(time: StepTime, clock: Clock) -> None:
+    clock.pass_(2.0)
+    time.reassign(Phase.SEAL, 0.75, exchanged=0.5, reduced=8)
+    time.add(Phase.DATA, 0.25)
+    spent = time.take()
+    assert (spent.data, spent.exchange, spent.seal, spent.reduced) == (0.25, 0.0, 0.75, 0)
 
 
 def test_a_pause_belongs_to_no_step(time: StepTime, clock: Clock) -> None:

@@ -2,12 +2,15 @@
 
 A connection is unproved until a request on it shows a valid session. Of too many unproved ones the oldest is closed:
 who opens connections and says nothing, or says it slowly, or asks for files again and again, closes its own.
+Connections count from where they are accepted, and not from the end of the TLS handshake, which some never begin.
 """
 
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections import OrderedDict
+from contextlib import suppress
 from typing import Final
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -29,25 +32,52 @@ class Connections:
     """All methods are for one event loop."""
 
     def __init__(self) -> None:
-        self._unproved: OrderedDict[Client, asyncio.Transport] = OrderedDict()
+        self._unproved: OrderedDict[Client, socket.socket] = OrderedDict()
 
     def __len__(self) -> int:
         """How many are unproved."""
         return len(self._unproved)
 
-    def opened(self, client: Client, transport: asyncio.Transport) -> None:
-        """Take a connection that was just made, and close the oldest if there are too many."""
-        self._unproved[client] = transport
+    def opened(self, client: Client, connection: socket.socket) -> None:
+        """Take a connection that was just accepted, and close the oldest if there are too many."""
+        # Of those that end in the middle of a TLS handshake nothing is heard.
+        self._unproved = OrderedDict((one, known) for one, known in self._unproved.items() if known.fileno() >= 0)
+        self._unproved[client] = connection
         same = [one for one in self._unproved if one[0] == client[0]]
         if client[0] not in LOOPBACK and len(same) > MAX_OF_ADDRESS:
-            self._unproved.pop(same[0]).abort()
+            self._close(same[0])
         while len(self._unproved) > MAX_UNPROVED:
-            self._unproved.popitem(last=False)[1].abort()
+            self._close(next(iter(self._unproved)))
+
+    def _close(self, client: Client) -> None:
+        with suppress(OSError):  # it is closed already
+            self._unproved.pop(client).shutdown(socket.SHUT_RDWR)  # and asyncio, whose it is, closes it
 
     def proved(self, client: Client | None) -> None:
         """A request on this connection has shown a valid session; or the connection is closed."""
         if client is not None:
             self._unproved.pop((client[0], client[1]), None)
+
+
+class Listener(socket.socket):
+    """A listening socket that tells `connections` of what it accepts."""
+
+    connections: Connections
+
+    def accept(self) -> tuple[socket.socket, tuple[str, int]]:
+        """Accept a connection."""
+        connection, address = super().accept()
+        self.connections.opened((address[0], address[1]), connection)
+        return connection, address
+
+
+def listener(address: str, port: int, connections: Connections) -> Listener:
+    """Return a socket that listens. Raises `OSError`."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.create_server((address, port), family=family) as plain:
+        made = Listener(family, socket.SOCK_STREAM, fileno=plain.detach())
+    made.connections = connections
+    return made
 
 
 def protocol_for(connections: Connections) -> type[H11Protocol]:
@@ -58,8 +88,6 @@ def protocol_for(connections: Connections) -> type[H11Protocol]:
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in uvicorn
             super().connection_made(transport)
-            if self.client is not None:
-                connections.opened(self.client, transport)
             self._first = self.loop.call_later(FIRST_REQUEST, self._give_up)
 
         def connection_lost(self, exc: Exception | None) -> None:

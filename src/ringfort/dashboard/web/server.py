@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 import uvicorn
 
 from ringfort.dashboard.web.app import application
-from ringfort.dashboard.web.connections import MAX_CONNECTIONS, Connections, protocol_for
+from ringfort.dashboard.web.connections import MAX_CONNECTIONS, Connections, listener, protocol_for
 from ringfort.dashboard.web.hub import INTERVAL, Hub
 from ringfort.dashboard.web.security import Keys, Site
 from ringfort.errors import InvalidArgumentError
@@ -61,10 +61,10 @@ class DashServer:
 
     def __enter__(self) -> Self:
         """Begin to serve. Raises `InvalidArgumentError` if the port is taken."""
-        sockets = _listen((HERE, *self._addresses), self._port)
+        self._connections = connections = Connections()
+        sockets = _listen((HERE, *self._addresses), self._port, connections)
         hosts = (*map(in_address, self._addresses), HERE, "localhost")
         self.site = Site(sockets[0].getsockname()[1], hosts, self._certificate is not None)
-        self._connections = connections = Connections()
         config = uvicorn.Config(
             application(self._hub, self.site, self.keys, connections),
             loop="asyncio",
@@ -143,7 +143,7 @@ def in_address(host: str) -> str:
     return f"[{host}]" if ":" in host else host
 
 
-def _listen(addresses: Sequence[str], port: int | None) -> list[socket.socket]:
+def _listen(addresses: Sequence[str], port: int | None, connections: Connections) -> list[socket.socket]:
     """Listening sockets on all addresses, with the same port."""
     failure: OSError | None = None
     for wish in (PORT, 0, 0, 0) if port is None else (port,):
@@ -151,8 +151,7 @@ def _listen(addresses: Sequence[str], port: int | None) -> list[socket.socket]:
         found = wish
         try:
             for address in addresses:
-                family = socket.AF_INET6 if ":" in address else socket.AF_INET
-                sockets.append(socket.create_server((address, found), family=family))
+                sockets.append(listener(address, found, connections))
                 found = sockets[0].getsockname()[1]
         except OSError as exc:
             failure = exc

@@ -15,7 +15,7 @@ from unittest.mock import MagicMock
 import pytest
 
 from ringfort.dashboard.web.certificate import certificate_for
-from ringfort.dashboard.web.connections import MAX_CONNECTIONS, MAX_OF_ADDRESS, Connections
+from ringfort.dashboard.web.connections import MAX_CONNECTIONS, MAX_OF_ADDRESS, MAX_UNPROVED, Connections
 from ringfort.dashboard.web.hub import MAX_WAITING
 from ringfort.dashboard.web.security import HEADERS, LINK_SECONDS, PAGE_HEADER, SESSION_SECONDS, Keys
 from ringfort.dashboard.web.server import DashServer
@@ -158,7 +158,7 @@ def test_another_machine_has_a_part_of_the_connections() -> None:
     connections, closed = Connections(), list[str]()
 
     def opened(host: str, port: int) -> None:
-        connections.opened((host, port), MagicMock(abort=lambda: closed.append(host)))
+        connections.opened((host, port), MagicMock(fileno=lambda: 9, shutdown=lambda _: closed.append(host)))
 
     for port in range(200):
         opened("10.0.0.9", port)
@@ -331,3 +331,30 @@ def test_other_machines_may_look_only_by_tls(tmp_path: Path) -> None:
             assert answer.headers["set-cookie"].endswith("; Secure")
         finally:
             connection.close()
+
+
+def test_connections_that_never_begin_tls_lock_nobody_out(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    home.mkdir(mode=0o700)
+    certificate = certificate_for(home / "certificate.pem", ["127.0.0.1"])
+    with DashServer(ShownSource(three_machines), port=0, certificate=certificate) as server, ExitStack() as stack:
+        address = "127.0.0.1", server.site.port
+        silent = [stack.enter_context(socket.create_connection(address)) for _ in range(2 * MAX_CONNECTIONS)]
+        for one in silent:
+            one.setblocking(False)
+        until(lambda: sum(map(_is_open, silent)) <= MAX_UNPROVED, "they stay open")
+        trust = ssl.create_default_context(cafile=str(certificate.path))
+        connection = http.client.HTTPSConnection(*address, context=trust, timeout=10)
+        connection.request("GET", "/open")
+        assert connection.getresponse().status == 200
+        connection.close()
+        assert server.connections <= MAX_UNPROVED
+
+
+def _is_open(connection: socket.socket) -> bool:
+    try:
+        return connection.recv(1) != b""
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False

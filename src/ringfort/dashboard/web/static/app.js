@@ -12,7 +12,7 @@ import { showPlayer, startPlayer } from "./player.js";
 import { showRanks, startRanks } from "./ranks.js";
 import { Stream } from "./stream.js";
 import { startTheme } from "./theme.js";
-import { drawTimeline, showTimeline, startTimeline } from "./timeline.js";
+import { drawTimeline, showAge, showTimeline, startTimeline } from "./timeline.js";
 
 /** What is drawn, and the sections of a view of which it is made. */
 const PARTS = [
@@ -23,6 +23,7 @@ const PARTS = [
   [showGraph, ["ranks", "links", "verdict"]],
   [showMachines, ["ranks"]],
   [showTimeline, ["timeline"]],
+  [showAge, ["now"]],
   [showCurves, ["curves"]],
   [showEvents, ["events"]],
   [showLogRanks, ["ranks", "run"]],

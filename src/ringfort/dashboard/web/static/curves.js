@@ -1,7 +1,7 @@
 // Loss and throughput, by uPlot.
 
 import { byId, setAttribute, setOptions, setText } from "./dom.js";
-import { count, figure, rate, timeOfDay } from "./format.js";
+import { count, figure, figures, rate, timeOfDay } from "./format.js";
 import { colour, onTheme } from "./theme.js";
 import uPlot from "./uplot/uPlot.esm.js";
 
@@ -72,8 +72,8 @@ class Chart {
       cursor: { y: false, drag: { x: true, y: false }, points: { size: 8, fill: accent } },
       scales: { x: { time: !over }, y: { distr: isLogarithmic ? 3 : 1, ...(this.isRate ? { range: (_, __, most) => [0, (most || 1) * 1.1] } : {}) } },
       axes: [
-        { ...axis, size: 30, space: 70, ...(over ? { values: (_, ticks) => ticks.map((tick) => count(tick)) } : { values: times }) },
-        { ...axis, size: 54, values: (_, ticks) => ticks.map((tick) => (tick === null ? "" : figure(tick, 3))) },
+        { ...axis, size: 34, gap: 9, space: 70, ...(over ? { values: (_, ticks) => ticks.map((tick) => count(tick)) } : { values: times }) },
+        { ...axis, size: 54, values: (_, ticks) => marks(ticks) },
       ],
       series: [
         {},
@@ -132,6 +132,12 @@ function smoothed(values) {
     const [before, after] = [sums[Math.max(0, index - reach)], sums[Math.min(values.length, index + reach + 1)]];
     return value === null ? null : (after[0] - before[0]) / (after[1] - before[1]);
   });
+}
+
+// A logarithmic axis leaves some out.
+function marks(ticks) {
+  const shown = figures(ticks.filter((tick) => tick !== null));
+  return ticks.map((tick) => (tick === null ? "" : shown.shift()));
 }
 
 // By the length of what is shown: seconds for minutes, days for days.

@@ -30,7 +30,7 @@ function created({ at, kind, text, name }, key) {
     make("time", { datetime: Number.isNaN(date.getTime()) ? "" : date.toISOString() }, timeOfDay(at)),
     make("span", { class: "kind" }, kind),
     make("span", { class: "text" }),
-    make("span", { class: "who" }, name),
+    make("span", { class: "who", title: name }, name),
   );
   setText(row.children[2], text);
   row.dataset.key = key;

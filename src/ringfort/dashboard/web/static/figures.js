@@ -37,8 +37,11 @@ const FIGURES = [
 function ends(at, now) {
   const date = new Date(at * 1000);
   const time = date.toLocaleTimeString("en-GB", { hour: "2-digit", minute: "2-digit" });
-  if (date.toDateString() === new Date(now * 1000).toDateString()) return time;
-  return `${date.toLocaleDateString("en-GB", { day: "numeric", month: "short" })}, ${time}`;
+  const today = new Date(now * 1000);
+  if (date.toDateString() === today.toDateString()) return time;
+  const day = { day: "numeric", month: "short" };
+  if (date.getFullYear() === today.getFullYear()) return `${date.toLocaleDateString("en-GB", day)}, ${time}`;
+  return date.toLocaleDateString("en-GB", { ...day, year: "numeric" });
 }
 
 export function startFigures() {
@@ -65,18 +68,20 @@ function showSentence(node, verdict) {
   const cause = sentence.startsWith(word) ? "" : word;
   if (node.dataset.shown === `${cause}|${sentence}`) return;
   node.dataset.shown = `${cause}|${sentence}`;
-  const where = wordIn(sentence, verdict.culprit);
+  // At the beginning of a sentence, `rank 1` has a capital.
+  const name = sentence.startsWith("Rank") ? capital(verdict.culprit) : verdict.culprit;
+  const [culprit, where] = [name, verdict.culprit]
+    .map((word) => [word, wordIn(sentence, word)])
+    .find(([, at]) => at >= 0) ?? ["", -1];
   const parts =
     where < 0
       ? [sentence]
-      : [
-          sentence.slice(0, where),
-          make("strong", {}, verdict.culprit),
-          sentence.slice(where + verdict.culprit.length),
-        ];
+      : [sentence.slice(0, where), make("strong", {}, culprit), sentence.slice(where + culprit.length)];
   const badge = cause ? [make("span", { class: "cause" }, cause), " "] : [];
   node.replaceChildren(...badge, ...parts);
 }
+
+const capital = (name) => name?.replace(/^rank/, "Rank");
 
 /** Where a name is in a sentence, as a word of its own; -1 if it is not. */
 function wordIn(sentence, name) {

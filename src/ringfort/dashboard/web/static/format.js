@@ -18,6 +18,15 @@ export function figure(value, digits = 4) {
   return String(Number(value.toPrecision(digits)));
 }
 
+/** Figures beside an axis, with the same number of decimals if that is readable. */
+export function figures(values) {
+  const sizes = values.map((value) => Math.abs(value)).filter((size) => size > 0);
+  if (!sizes.length || Math.max(...sizes) >= 1e4 || Math.min(...sizes) < 1e-3) return values.map((value) => figure(value, 3));
+  const decimals = Math.max(...values.map((value) => (String(Number(value.toPrecision(3))).split(".")[1] ?? "").length));
+  const shown = new Intl.NumberFormat("en", { minimumFractionDigits: decimals, maximumFractionDigits: decimals });
+  return values.map((value) => shown.format(value));
+}
+
 /** A rate: 1,830  183  18.3  1.83 */
 export function rate(value) {
   if (!isNumber(value)) return NONE;
@@ -49,9 +58,22 @@ export function duration(seconds) {
   for (const [name, size] of units.slice(first, first + 2)) {
     const number = Math.floor(left / size);
     left -= number * size;
-    if (number || !parts.length) parts.push(`${number} ${name}`);
+    if (number || !parts.length) parts.push(`${whole.format(number)} ${name}`);
   }
   return parts.join(" ");
+}
+
+/** At most `most` characters as people count them: an emoji is not cut in two. */
+export function shortened(text, most) {
+  const characters = [...new Intl.Segmenter().segment(text)].map(({ segment }) => segment);
+  return characters.length > most ? `${characters.slice(0, most - 1).join("")}…` : text;
+}
+
+/** A function for the times of an axis with a tick every `tick` seconds: −1.5 s, −250 ms. All have the same unit. */
+export function ticks(tick, longest) {
+  const [size, unit] = longest >= 1 ? [1, "s"] : longest >= 1e-3 ? [1e-3, "ms"] : [1e-6, "µs"];
+  const digits = Math.max(0, -Math.floor(Math.log10(tick / size) + 1e-9));
+  return (seconds) => `${(seconds / size).toFixed(digits)} ${unit}`;
 }
 
 /** A position in a recording: 2:05  1:02:05 */

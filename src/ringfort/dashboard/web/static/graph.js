@@ -1,7 +1,7 @@
 // Machines and the links between them. Each link is a pipe as wide as others, filled by the part that is used.
 
 import { byId, keep, make, makeSvg, setAttribute, setText } from "./dom.js";
-import { bits, bitsOf, brief, isNumber, percent, ranges } from "./format.js";
+import { bits, bitsOf, brief, isNumber, percent, ranges, shortened } from "./format.js";
 import { blame, isRunning } from "./ranks.js";
 
 const PIPE = 9;
@@ -80,6 +80,7 @@ export function showGraph(state) {
     showNode(node, machine, places.get(machine.host), state),
   );
   setText(byId("graph-hint"), hint(machines, pairs));
+  byId("links-details").hidden = !Object.keys(state.links).length;
   if (byId("links-details").open) showLinks(state, machines);
 }
 
@@ -216,8 +217,6 @@ function put(text, x, y, words) {
   setAttribute(text, "y", y.toFixed(1));
   setText(text, words);
 }
-
-const shortened = (name, most) => (name.length > most ? `${name.slice(0, most - 1)}…` : name);
 
 function showLinks(state, machines) {
   const names = new Map(machines.map(({ host, name }) => [host, name]));

@@ -57,6 +57,6 @@ async function ask() {
   if (mine !== question) return;
   const box = byId("log");
   const before = box.scrollTop;
-  setText(box, lines.length ? lines.join("\n") : "No output is known of this rank yet.");
+  setText(box, lines.length ? lines.join("\n") : "No output of this rank is known. It is kept of ranks that ringfort run starts.");
   box.scrollTop = byId("log-follow").checked ? box.scrollHeight : before;
 }

@@ -56,7 +56,10 @@ export function showMachines(state) {
     (row, machine) =>
       keep(row, head, ({ name }) => name, createCell, (cell, column) => {
         if (column.of) showCell(cell, column.of(machine.vitals));
-        else setText(cell, machine.name);
+        else {
+          setText(cell, machine.name);
+          setAttribute(cell, "title", machine.name);
+        }
       }),
   );
 }

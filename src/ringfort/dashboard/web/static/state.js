@@ -22,8 +22,9 @@ export function apply(state, message) {
   return next;
 }
 
+// Without a prototype: a program may log a value that is called `constructor`.
 function applyAll(items, changes, applyOne) {
-  const next = { ...items };
+  const next = Object.assign(Object.create(null), items);
   for (const [key, change] of Object.entries(changes)) {
     if (change === null) delete next[key];
     else next[key] = applyOne(next[key] ?? [], change);

@@ -1,7 +1,7 @@
 // The latest steps of each rank, side by side: who waits stands still while another computes.
 
 import { byId, setText } from "./dom.js";
-import { brief, count, percent } from "./format.js";
+import { brief, count, duration, percent, shortened, ticks } from "./format.js";
 import { fillOf, lengthOf, PHASES, secondsOf } from "./phases.js";
 import { isRunning } from "./ranks.js";
 import { colour, onTheme } from "./theme.js";
@@ -45,7 +45,8 @@ export function startTimeline() {
 export function showTimeline(state) {
   latest = state;
   const most = Number(byId("timeline-steps").value);
-  const names = new Map(state.ranks.filter(isRunning).map(({ rank, name }) => [rank, name]));
+  const runningLast = [...state.ranks].sort((a, b) => isRunning(a) - isRunning(b));
+  const names = new Map(runningLast.map(({ rank, name }) => [rank, name]));
   rows = Object.keys(state.timeline)
     .map(Number)
     .sort((a, b) => a - b)
@@ -56,9 +57,17 @@ export function showTimeline(state) {
   if (rows.some(({ steps }) => steps.length)) {
     const [start, end] = shownTime(first, last);
     range = [start, Math.max(end, start + 1e-3)];
-    age = state.now - end > AGED ? state.now - end : 0;
   }
+  showAge(state);
   redraw();
+}
+
+/** How long ago the last step ended, which changes without a new step. */
+export function showAge(state) {
+  const seconds = Math.round(state.now - range[1]);
+  const next = seconds > AGED ? seconds : 0;
+  if (next !== age) redraw();
+  age = next;
 }
 
 /** From when to when all ranks that made the first and the last step were in one of the steps between them. Ranks begin
@@ -122,7 +131,7 @@ function draw() {
     pen.textAlign = "left";
     pen.font = `15px ${family}`;
     pen.fillStyle = colour("muted");
-    pen.fillText("No steps yet.", 0, TOP + rowHeight() / 2);
+    pen.fillText(latest?.verdict.step ? "No recent steps." : "No steps yet.", 0, TOP + rowHeight() / 2);
   }
 }
 
@@ -136,13 +145,15 @@ function drawAxis(left, width, height) {
   pen.fillStyle = colour("muted");
   pen.strokeStyle = colour("line");
   pen.textAlign = "center";
+  const words = ticks(tick, seconds);
   for (let before = 0; before <= seconds; before += tick) {
     const x = Math.round(width - 1 - before * scale(left, width)) + 0.5;
     pen.beginPath();
     pen.moveTo(x, TOP);
     pen.lineTo(x, height - AXIS + 4);
     pen.stroke();
-    const label = before + age === 0 ? "now" : `−${brief(before + age).replace(/\.0+ /, " ")}`;
+    // What has ended is counted from its end.
+    const label = before ? `−${words(before)}` : age ? `${duration(age)} ago` : "now";
     const room = pen.measureText(label).width / 2;
     if (x + room <= width && x - room >= left) pen.fillText(label, x, height - AXIS / 2 + 4);
     else if (before === 0) pen.fillText(label, width - room - 1, height - AXIS / 2 + 4);
@@ -233,9 +244,11 @@ function drawUnsent(places, tall) {
 
 function fitted(text, room) {
   if (pen.measureText(text).width <= room) return text;
-  let shown = text;
-  while (shown && pen.measureText(`${shown}…`).width > room) shown = shown.slice(0, -1);
-  return `${shown}…`;
+  for (let most = text.length; most > 1; most -= 1) {
+    const shown = shortened(text, most);
+    if (pen.measureText(shown).width <= room) return shown;
+  }
+  return "…";
 }
 
 function at(x, y) {
