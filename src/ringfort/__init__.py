@@ -6,10 +6,10 @@ The layers, top to bottom; each imports only those below it (tests/unit/test_lay
     bench/ demo/  what two of the commands do
     launch/       `ringfort run`: agreement (pure), processes, reaper; local_ranks starts ranks on this machine
     autoload.py   what torch's entry points run
-    integrations/ elastic runs inside the loops of Accelerate and Lightning
+    integrations/ elastic runs inside the loops of Accelerate and Lightning; Ray and Dask
     torch/        process_group.py: the `torch.distributed` backend; CUDA staging, FSDP, hooks, torchrun
     testing/      shipped: conformance checks for any Backend, virtual clock, fault timetable, simulated network
-    training/     average_gradients, for any framework
+    training/     average_gradients, local_steps/, elastic/: for any framework
     rpc/          RpcAgent: functions of one rank that others call
     startup.py    init() and join(): how a process gets its context
     context.py    DistributedContext: the user's handle on a group
@@ -23,6 +23,7 @@ The layers, top to bottom; each imports only those below it (tests/unit/test_lay
     identity/     who a node is, the cluster secret and its join codes; noise.py (pure handshake)
     telemetry/    metrics; traces of steps, for those who watch
     config.py     settings; the only reader of the environment
+    launchers.py  the variables of torchrun, mpiexec and srun
     errors.py     every exception
 
 The public names are listed in __init__.pyi, once. Each is imported when it is first used (lazy_loader, SPEC 1): so

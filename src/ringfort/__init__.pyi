@@ -107,3 +107,4 @@ from .telemetry.log import loading as loading, log as log, log_to as log_to
 from .telemetry.metrics import DistributedMetrics as DistributedMetrics, MetricsSnapshot as MetricsSnapshot
 from .training.elastic.run import ElasticRun as ElasticRun, elastic as elastic
 from .training.elastic.step import Step as Step
+from .training.local_steps.run import LocalSteps as LocalSteps

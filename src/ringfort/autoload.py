@@ -23,6 +23,11 @@ def register() -> None:
             from ringfort.torch.plaintext import watch
 
             watch(local_ranks)
+        # And `torch_program` passes this one to the processes of `multiprocessing`.
+        if "ringfort-torch-backend" in sys._xoptions:  # pyright: ignore[reportPrivateUsage]
+            from ringfort.torch.every_group import make_ours
+
+            make_ours()
     except Exception:
         import logging
 

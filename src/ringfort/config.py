@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, TypeVar
 
 from ringfort.errors import ConfigError, InvalidRankError, InvalidWorldSizeError
+from ringfort.launchers import LAUNCHERS, expand_hosts, half_told, name_of, of_one_launcher, step_of
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -245,17 +246,20 @@ class CollectiveConfig(Settings):
     """How collectives choose a strategy and split their data. Must be the same on every rank of a group."""
 
     all_reduce: AllReduceStrategy = AllReduceStrategy.AUTO
+    """How an all-reduce moves its data."""
     reduce: ReduceStrategy = ReduceStrategy.AUTO
+    """How a reduce does."""
     broadcast: BroadcastStrategy = BroadcastStrategy.AUTO
+    """How a broadcast does."""
     latency: float | None = setting(None, positive)
     """Seconds that one message costs, however small: AUTO weighs it against the bandwidth. By default each link is
     measured when a group first has to choose, which takes milliseconds; if both are given nothing is measured."""
     bandwidth: float | None = setting(None, positive)
     """Bytes per second that one link carries; see `latency`."""
-    connections: int | Literal["auto"] = setting(1, _connections)
-    """Connections between every two ranks. Large arrays are split over them: for networks on which one connection does
-    not use the whole bandwidth, and for rings of cables, to use both directions. With `auto` a group opens four and
-    finds out in its first large collectives whether they are faster than one."""
+    connections: int | Literal["auto"] = setting("auto", _connections)
+    """Connections of large arrays. With `auto` an all-reduce of 2 MiB and more goes over as many as the cores of the
+    hosts can drive, with two threads each, and with 1 over the ranks' first connections, in one thread. A larger number
+    is used as it is, by all collectives: also for rings of cables, to use both directions."""
     native_bytes: int | None = setting(MIB, lambda value: "" if value is None else whole(0)(value))
     """The size in bytes from which a backend's own collectives (Gloo's, MPI's) replace ours; None for never. The ranks
     agree on the call before each of them, which costs as many messages as a small array does: below 1 MiB that cost
@@ -290,6 +294,7 @@ class DistributedConfig(Settings):
     max_object_bytes: int = setting(GIB, whole(MIB))
     """The largest encoded object that `broadcast_object` and `all_gather_object` accept."""
     collective: CollectiveConfig = field(default_factory=CollectiveConfig)
+    """Strategies and connections of the collectives."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -350,12 +355,12 @@ class HealthConfig(Settings):
 
     @classmethod
     def lan(cls) -> HealthConfig:
-        """For cables and good Wi-Fi: a silent peer is lost after one to two seconds."""
+        """Return settings for cables and good Wi-Fi: a silent peer is lost after one to two seconds."""
         return cls()
 
     @classmethod
     def wifi(cls) -> HealthConfig:
-        """For bad Wi-Fi: pauses of several seconds are tolerated."""
+        """Return settings for bad Wi-Fi: pauses of several seconds are tolerated."""
         return cls(interval=0.5, patience=5.0, slow_round_trip=1.0)
 
 
@@ -409,7 +414,9 @@ class AutoDiscoveryConfig(Settings):
     program: str = ""
     """The name of this process in `ringfort peers`; empty for the name of its script."""
     health: HealthConfig = field(default_factory=HealthConfig)
+    """How peers watch each other."""
     election: ElectionConfig = field(default_factory=ElectionConfig)
+    """How a leader is elected."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -424,13 +431,27 @@ class AutoDiscoveryConfig(Settings):
 class Environment(Settings):
     """What the launcher or the user has told this process. Read by `from_mapping`.
 
-    The first variable of a field that is set counts. torchrun's names come first: people type them by hand.
+    The first variable of a field that is set counts, and of several launchers the first that tells a place: see
+    `ringfort.launchers`.
     """
 
-    rank: int | None = variable("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK")
-    world_size: int | None = variable("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
-    local_rank: int | None = variable("LOCAL_RANK")
+    rank: int | None = variable(*(one.rank for one in LAUNCHERS))
+    world_size: int | None = variable(*(one.world_size for one in LAUNCHERS))
+    local_rank: int | None = variable(*(one.local_rank for one in LAUNCHERS))
     """The index of this process among those of its launcher on this machine."""
+    local_world_size: int | None = variable(*(one.local_world_size for one in LAUNCHERS if one.local_world_size))
+    """The number of processes of its launcher on this machine; None if the launcher does not tell."""
+    launcher: str = field(default="", metadata={"found": name_of})
+    """The launcher that has told the place; empty if there is none."""
+    half_told: str = field(default="", metadata={"found": half_told})
+    """What is missing if the launcher has told half a place; empty otherwise."""
+    step: tuple[int, int] | None = field(default=None, metadata={"found": step_of})
+    """The numbers of the Slurm job and of its step that `srun` has started this process in."""
+    slurm_job: str | None = variable("SLURM_JOB_ID")
+    """The Slurm job of this process, also of one that no `srun` has started."""
+    slurm_hosts: str | None = variable("SLURM_STEP_NODELIST")
+    mpi_job: str | None = variable("PMIX_NAMESPACE")
+    """Open MPI's name of the `mpiexec` that has started this process."""
     master_addr: str | None = variable("MASTER_ADDR")
     master_port: int | None = variable("MASTER_PORT")
     master: str | None = variable("RINGFORT_MASTER")
@@ -444,6 +465,8 @@ class Environment(Settings):
     """The folder to use in place of `~/.ringfort`."""
     key: str | None = variable("RINGFORT_KEY", secret=True)
     """A join code, or `passphrase:` and a passphrase. A secret: it is in no `repr` and in no error."""
+    key_file: str | None = variable("RINGFORT_KEY_FILE")
+    """A file that contains what `RINGFORT_KEY` would: how containers are given secrets."""
     cluster: str | None = variable("RINGFORT_CLUSTER")
     """The name of the cluster whose secret is used; `default` if it is not set."""
     encryption: str | None = variable("RINGFORT_ENCRYPTION", check=on_off)
@@ -479,13 +502,34 @@ class Environment(Settings):
     @classmethod
     def from_mapping(cls, variables: Mapping[str, str] | None = None) -> Environment:
         """Read `variables`, by default the environment of this process. Raises `ConfigError` for an invalid value."""
-        variables = os.environ if variables is None else variables
+        everything = os.environ if variables is None else variables
+        variables = of_one_launcher(everything)
         found: dict[str, Any] = {}
         for item in fields(cls):
+            if "found" in item.metadata:
+                found[item.name] = item.metadata["found"](everything)
+                continue
             name = next((name for name in item.metadata["variables"] if variables.get(name)), None)
             if name is not None:
                 found[item.name] = _parse(name, variables[name], str(item.type))
         return cls(**found)
+
+    @property
+    def hosts(self) -> list[str]:
+        """The names of the machines of the Slurm step that this process belongs to, in order; none outside of a step.
+        Raises `ConfigError` for a list that Slurm does not write."""
+        if self.step is None or self.slurm_hosts is None:
+            return []
+        try:
+            return expand_hosts(self.slurm_hosts)
+        except ValueError as exc:
+            raise ConfigError("SLURM_STEP_NODELIST", self.slurm_hosts, "is not a list of hosts") from exc
+
+    @property
+    def contacts(self) -> tuple[str, ...]:
+        """The addresses of peers: those of `RINGFORT_PEERS`, else the machines of the Slurm step, if it has several."""
+        hosts = () if self.peers else tuple(self.hosts)
+        return hosts if len(hosts) > 1 else self.peers
 
 
 def _parse(name: str, text: str, kind: str) -> str | int | float | tuple[str, ...]:
@@ -517,6 +561,11 @@ def group_config_of(group: DistributedConfig | None, told: Environment) -> Distr
 def child_environment(variables: Mapping[str, str]) -> dict[str, str]:
     """This process's environment with `variables` added, for a child process."""
     return {**os.environ, **variables}
+
+
+def set_for_this_process(variables: Mapping[str, str]) -> None:
+    """Set variables of this process's environment: a scheduler whose workers run already tells them their places so."""
+    os.environ.update(variables)
 
 
 def is_set(variable: str) -> bool:

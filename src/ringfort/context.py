@@ -61,11 +61,18 @@ class DistributedContext:
     run in the order in which they were issued. Invalid arguments raise `InvalidArgumentError` at the call, before any
     byte is sent. Every call may also raise `PeerLostError`, `OperationTimeoutError`, `AbortedError`,
     `ChannelClosedError` and `CollectiveMismatchError`.
+
+    Examples:
+        >>> with ringfort.init() as ctx:
+        ...     work = ctx.all_reduce(np.full(3, ctx.rank + 1.0), async_op=True)
+        ...     ctx.world_size, work.wait(timeout=10)
+        (1, array([1., 1., 1.]))
     """
 
     def __init__(self, backend: Backend, *, metrics: DistributedMetrics | None = None) -> None:
         """Make a context for `backend`. Several contexts may share the same `metrics`; by default each has its own."""
         self.backend = backend
+        """What carries the messages of the group."""
         self.metrics = metrics or DistributedMetrics()
         """The counters of this context; `metrics.reset()` sets them to zero."""
         if metrics is None:

@@ -11,12 +11,12 @@ from typing import Any
 
 from ringfort.backends.base import Backend
 from ringfort.backends.ring import RingBackend
+from ringfort.bootstrap.meeting_point import MeetingPoint, meeting_point
 from ringfort.config import (
     AutoDiscoveryConfig,
     DistributedConfig,
     Environment,
     choose_encryption,
-    format_address,
     group_config_of,
 )
 from ringfort.context import DistributedContext
@@ -49,16 +49,21 @@ def init(
     backend that `backend` or `RINGFORT_BACKEND` names: `tcp` (the default: the ranks meet at the address of rank 0),
     `gloo`, `hybrid`, `mpi` (`mpiexec` numbers the ranks, so nothing else is needed) or `nccl`.
 
-    Arguments that are left out come from the environment, as torchrun and MPI launchers set it: `RANK`, `WORLD_SIZE`,
-    `RINGFORT_MASTER` or else `MASTER_ADDR` and `MASTER_PORT`; `RINGFORT_TIMEOUT` and `RINGFORT_PATIENCE` in seconds;
-    `RINGFORT_ENCRYPTION=off`; `RINGFORT_SHM=off`. Without any of them, this process is a group of one rank, and
-    a warning in the log says how to get more.
+    Arguments that are left out come from the environment: `RANK`, `WORLD_SIZE`, `RINGFORT_MASTER` or else `MASTER_ADDR`
+    and `MASTER_PORT`, as torchrun sets them, or the variables of Slurm's `srun` or of `mpiexec` (docs/schedulers.md);
+    `RINGFORT_TIMEOUT` and `RINGFORT_PATIENCE` in seconds; `RINGFORT_ENCRYPTION=off`; `RINGFORT_SHM=off`. Without any of
+    them, this process is a group of one rank, and a warning in the log says how to get more.
 
     Raises:
         ConfigError: A setting is invalid or missing, or `config` and `RINGFORT_ENCRYPTION` contradict each other and
             `encryption` does not decide.
         BackendUnavailableError: The engine is not installed; the message says how to get it.
         RendezvousError: The ranks could not form a group before the timeout, or another rank refused this one.
+
+    Examples:
+        >>> with ringfort.init() as ctx:  # one rank of as many as the launcher has started
+        ...     ctx.all_reduce(np.ones(3))
+        array([1., 1., 1.])
     """
     told = Environment.from_mapping()
     rank = told.rank if rank is None else rank
@@ -97,30 +102,32 @@ def _form(
         return RingBackend(replace(config, nodes=listed, rank=config.rank if rank is None else rank))
     if rank is None and world_size is None:
         rank, world_size = 0, 1
-        _say_alone()
+        _say_alone(told.slurm_job is not None)
     elif rank is None or world_size is None:
         missing = "rank" if rank is None else "world_size"
-        raise ConfigError(missing, None, f"missing; pass {missing}=, or set {missing.upper()} in the environment")
-    if master is None and backend != "gloo":  # whose store has MASTER_PORT
-        master = told.master
-    if master is None and told.master_addr is not None and told.master_port is not None:
-        master = format_address(told.master_addr, told.master_port)
+        how = told.half_told or f"missing; pass {missing}=, or set {missing.upper()} in the environment"
+        raise ConfigError(missing, None, how)
+    if master is not None:
+        place = MeetingPoint(master)
+    else:  # torch's store, which Gloo uses, has MASTER_PORT
+        place = meeting_point(replace(told, master=None) if backend == "gloo" else told, world_size)
     if backend == "gloo":
-        return _made("gloo")(rank, world_size, master, config=config)
+        return _made("gloo")(rank, world_size, place.address, config=config)
     listener = None
-    if rank == 0 and master and told.listen_fd is not None and told.listen_fd not in _adopted:
+    if rank == 0 and place.address and told.listen_fd is not None and told.listen_fd not in _adopted:
         _adopted.add(told.listen_fd)
         listener = tcp.adopt_listener(told.listen_fd)
-    return _made(backend)(rank, world_size, master, config=config, listener=listener)
+    return _made(backend)(rank, world_size, place.address, config=config, listener=listener, group=place.group)
 
 
 @cache
-def _say_alone() -> None:
+def _say_alone(is_slurm_job: bool) -> None:
     """Say once per process that nobody has told it of other ranks: most often the launcher was forgotten."""
+    run = "`srun python SCRIPT`" if is_slurm_job else "`ringfort run -n 2 SCRIPT`"
     _log.warning(
         "This process is a group of one rank, because RANK and WORLD_SIZE are not set. For more ranks, start it with "
-        "`ringfort run -n 2 SCRIPT`, or use `ringfort.local(2)` in a notebook. To have one rank and no warning, pass "
-        "rank=0, world_size=1."
+        "%s, or use `ringfort.local(2)` in a notebook. To have one rank and no warning, pass rank=0, world_size=1.",
+        run,
     )
 
 

@@ -190,3 +190,17 @@ def test_the_example_notebook_runs_as_a_script(tmp_path: Path) -> None:
     assert "[1] rank 1 of 2 has [3. 3.]" in done.stdout
     assert "Rank 1 raised ValueError: no data here" in done.stdout
     assert "error of the fit" in done.stdout
+
+
+def test_a_viewer_knows_the_run_by_the_name_of_the_script(monkeypatch: pytest.MonkeyPatch) -> None:
+    def program(ctx: DistributedContext) -> str:
+        from ringfort.telemetry.trace import own_trace
+
+        return own_trace().header.program
+
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", "/home/me/study.py", raising=False)
+    with ringfort.local(1) as made:
+        assert made.run(program) == ["study.py"]
+    monkeypatch.delattr(sys.modules["__main__"], "__file__")
+    with ringfort.local(1) as made:
+        assert made.run(program) == ["notebook"]

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ringfort import Backend, DistributedConfig, DistributedContext
+from ringfort import Backend, CollectiveConfig, DistributedConfig, DistributedContext
 from ringfort.testing import results, run_ranks, tcp_group
 from tests.helpers.documents import ROOT
 from tests.helpers.walk import Hop, Walk, documented
@@ -52,7 +52,8 @@ def test_an_all_reduce_of_4_mib_takes_the_documented_walk_and_never_turns_back()
                 context.all_reduce(x)
             walks.append(walk)
 
-    with tcp_group(2, DistributedConfig(timeout=20, shared_memory="off")) as backends:
+    one_thread = CollectiveConfig(connections=1)
+    with tcp_group(2, DistributedConfig(timeout=20, shared_memory="off", collective=one_thread)) as backends:
         results(run_ranks(backends, program))
     for walk in walks:
         assert_downwards(walk.calls)

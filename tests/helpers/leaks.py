@@ -25,6 +25,9 @@ POLL = 0.005
 
 DESCRIPTORS = Path("/dev/fd")
 SHARED_MEMORY = Path("/dev/shm")
+OTHER_PROGRAMS = f"ringfort-{os.getuid()}"
+"""Where programs of this user have their traces: whoever runs the demo beside the tests creates it. What tests start
+has a folder of its own (tests/conftest.py)."""
 
 Resources = Mapping[tuple[str, int | str], str]
 """What is held, by kind and identity, each in words."""
@@ -107,6 +110,8 @@ def _shared_memory() -> Iterator[tuple[tuple[str, int | str], str]]:
             yield ("shared memory", f"{entry.name}/{entry.stat().st_ino}"), f"shared memory (descriptor {entry.name})"
     if SHARED_MEMORY.is_dir():
         for entry in SHARED_MEMORY.glob("ringfort*"):
+            if entry.name == OTHER_PROGRAMS:
+                continue
             yield ("shared memory", entry.name), f"shared memory {entry}"
 
 

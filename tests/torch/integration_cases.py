@@ -87,6 +87,42 @@ def lightning(folder: Path) -> dict[str, Any]:
     return {**seen, "longer": [more.global_step, module.calls]}
 
 
+def names(folder: Path) -> dict[str, Any]:
+    """Strategies by their names. Of the elastic one, the loader says how many samples a step has."""
+    import lightning
+
+    from ringfort.integrations.lightning import RingfortStrategy
+
+    class Adder(lightning.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.layer = nn.Linear(2, 1)
+            self.sizes = list[int]()
+
+        def training_step(self, batch: Any) -> Any:
+            self.sizes.append(len(batch[0]))
+            return nn.functional.mse_loss(self.layer(batch[0]), batch[1])
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), lr=0.5)
+
+    def fitted(strategy: str, rows: Any) -> tuple[Any, Any]:
+        trainer = lightning.Trainer(
+            strategy=strategy, max_epochs=1, accelerator="cpu", devices=1, default_root_dir=str(folder), logger=False,
+            enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
+        )  # fmt: skip
+        module = Adder()
+        trainer.fit(module, rows)
+        return trainer, module
+
+    trainer, module = fitted("ringfort_elastic", DataLoader(loader().dataset, batch_size=32))
+    seen = {"steps": trainer.global_step, "sizes": module.sizes, "of": len(loader().dataset)}
+    plain, _ = fitted("ringfort", DataLoader(loader().dataset, batch_size=32))
+    is_ours = isinstance(plain.strategy, RingfortStrategy)
+    return {**seen, "backend": plain.strategy.process_group_backend if is_ours else "", "plain": plain.global_step}
+
+
 def accelerate(folder: Path) -> dict[str, Any]:
     """A loop that is left before a micro-batch is computed, and continued."""
     from accelerate import Accelerator

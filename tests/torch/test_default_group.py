@@ -80,3 +80,51 @@ def test_a_program_that_names_another_backend_gets_the_group_that_exists(tmp_pat
     assert "RuntimeError: the program's own" in err
     assert "runpy" not in err
     assert "torch_program" not in err
+
+
+WITH_CHILDREN = """
+import os, socket
+import torch, torch.distributed as dist
+import torch.multiprocessing as mp
+from torch.utils.data import DataLoader, IterableDataset
+
+def summed(size):
+    x = torch.ones(3)
+    dist.all_reduce(x)
+    assert x.tolist() == [size] * 3, x
+
+def child(rank, port, size):
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=size)
+    summed(size)
+    print("child", dist.get_backend())
+    dist.destroy_process_group()
+
+class Part(IterableDataset):
+    def __iter__(self):  # in a forked worker, which knows its parent's place
+        yield from range(dist.get_rank(), 8, dist.get_world_size())
+
+def start(method, size):
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    mp.start_processes(child, args=(port, size), nprocs=size, start_method=method)
+
+if __name__ == "__main__":
+    start("spawn", 1)  # before this program has asked for the group, and
+    start("fork", 3)
+    dist.init_process_group("gloo")
+    start("fork", 3)  # after
+    loader = DataLoader(Part(), num_workers=1, multiprocessing_context="fork", batch_size=None)
+    assert [int(x) for x in loader] == list(range(dist.get_rank(), 8, 2))
+    summed(2)
+    print("done")
+"""
+
+
+def test_processes_that_a_program_starts_make_encrypted_groups_of_their_own(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(WITH_CHILDREN)
+    command = [sys.executable, "-m", "ringfort", "run", "-n", "2", "--torch-backend", "ringfort", str(program)]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.count("done") == 2
+    assert run.stdout.count("child") == run.stdout.count("ringfort") == 2 * (1 + 3 + 3), run.stdout

@@ -235,3 +235,12 @@ def test_callbacks_of_lightning_that_change_one_machine_alone_and_a_second_fit_a
     assert "this strategy has had its run" in found["again"]
     assert found["before"] == found["after"] == [3, 12]
     assert found["longer"] == [9, 36]  # another Trainer continues from the checkpoint
+
+
+def test_lightning_knows_the_strategies_by_name(lightning: Forker, tmp_path: Path) -> None:
+    found = seen(lightning, "integration_cases", "names", str(tmp_path))
+    samples = found["of"]
+    assert found["steps"] == found["plain"] == -(-samples // 32)
+    assert sum(found["sizes"]) == samples
+    assert set(found["sizes"][:8]) == {4}  # an eighth of a step
+    assert found["backend"] == "ringfort"

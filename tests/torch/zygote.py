@@ -123,6 +123,8 @@ def _rank(
         os.dup2(words, 2)
         faulthandler.enable(file=2)
         os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(world_size), "STORE": str(folder / "store"), **variables}
+        if "FAR" in variables or variables.get("DEVICE") == "far":
+            import_module("tests.torch.far_device").install()
         if "DEVICE" in variables:  # where the scenario's tensors are made
             import_module("torch").set_default_device(variables["DEVICE"])
         value = _find(scenario)(rank, world_size, *arguments)

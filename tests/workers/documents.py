@@ -31,6 +31,7 @@ def has(need: str) -> bool:
 def run(number: int, block: Block) -> None:
     """Runs a block, and ends what it leaves open."""
     os.environ["MASTER_PORT"] = str(FIRST_PORT + number)
+    variables = dict(os.environ)
     names: dict[str, Any] = {"__name__": "__main__"}
     # As a notebook does for its cells: so the source of a function can be found.
     linecache.cache[block.where] = (len(block.code), None, block.code.splitlines(keepends=True), block.where)
@@ -43,6 +44,11 @@ def run(number: int, block: Block) -> None:
         dist = sys.modules.get("torch.distributed")
         if dist is not None and dist.is_initialized():
             dist.destroy_process_group()
+        accelerate = sys.modules.get("accelerate.state")
+        if accelerate is not None:  # it remembers the group
+            accelerate.AcceleratorState._reset_state(reset_partial_state=True)
+        os.environ.clear()  # Lightning takes WORLD_SIZE away when it is done
+        os.environ.update(variables)
 
 
 def main() -> None:

@@ -26,8 +26,8 @@ from ringfort.transport.hello import Join, Meet, Ready, Refused, Welcome
 # --- rank 0 -----------------------------------------------------------------------------------------------------------
 
 
-def host_group(sock: socket.socket, world_size: int, terms: Terms) -> Connections:
-    """Do rank 0's part: return a connection to every other rank. Closes `sock`, the listening socket."""
+def host_group(sock: socket.socket, world_size: int, terms: Terms, group: str = "") -> Connections:
+    """Do rank 0's part: return a connection to every other rank of the `group`. Closes `sock`, the listening socket."""
     listener = Listener(terms.credentials, sock)
     connections: Connections = {}
 
@@ -36,6 +36,8 @@ def host_group(sock: socket.socket, world_size: int, terms: Terms) -> Connection
         if not isinstance(said, Join):
             why = "this is rank 0 of a group that forms; join it with MASTER_ADDR and MASTER_PORT"
             return Refused("group", why)
+        if said.group and group and said.group != group:
+            return Refused("group", f"rank {said.rank} belongs to {said.group}, and this is rank 0 of {group}")
         if said.world_size != world_size:
             why = f"rank {said.rank} was started with world size {said.world_size}, rank 0 with {world_size}"
             return Refused("world_size", why)
@@ -83,8 +85,9 @@ def _cancel(connections: Iterable[Connection], exc: BaseException) -> None:
 # --- the other ranks --------------------------------------------------------------------------------------------------
 
 
-def join_group(rank: int, world_size: int, addresses: list[Address], terms: Terms) -> Connections:
-    """Do the part of every other rank: return a connection to each rank. Rank 0 is at one of `addresses`."""
+def join_group(rank: int, world_size: int, addresses: list[Address], terms: Terms, group: str = "") -> Connections:
+    """Do the part of every other rank of the `group`: return a connection to each rank. Rank 0 is at one of
+    `addresses`."""
     named = next((host for host, _ in addresses if not is_loopback(host)), addresses[0][0])
     listener = Listener(terms.credentials)
     connections: Connections = {}
@@ -93,7 +96,7 @@ def join_group(rank: int, world_size: int, addresses: list[Address], terms: Term
         # Only now, connected, is it known which interface leads to rank 0.
         local = host_of(sock.getsockname())
         port = listener.port_at(listening_host(named, local))
-        return Join(rank, world_size, local, port, terms.machine)
+        return Join(rank, world_size, local, port, terms.machine, group)
 
     try:
         master = connections[0] = connect(0, addresses, join, terms)

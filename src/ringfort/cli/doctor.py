@@ -22,7 +22,7 @@ def doctor(peer: Peers = None, interface: Interfaces = None, json_: AsJson = Fal
     from ringfort.config import Environment
 
     told = Environment.from_mapping()
-    checks = run_checks(asyncio.run(gather_findings(interface or told.interfaces, peer or told.peers)))
+    checks = run_checks(asyncio.run(gather_findings(interface or told.interfaces, peer or told.contacts)))
     if json_:
         rows = [{"check": one.name, "outcome": one.outcome.value, "what": one.what, "fix": one.fix} for one in checks]
         print_json({"checks": rows})

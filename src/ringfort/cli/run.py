@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Any
 
 from typer import Argument, Exit, Option
 
 from ringfort.cli.parameters import Interfaces, Peers
+from ringfort.config import MAX_RUN_NAME, Environment
 from ringfort.errors import InvalidArgumentError
 from ringfort.launch.run_options import ELASTIC_RESTARTS, TIMEOUT, ElasticOptions, RunOptions
+from ringfort.launchers import SLURM
 
 
 def run(
@@ -22,7 +25,7 @@ def run(
         Option(
             metavar="MIN[:MAX]",
             help="Number of machines: wait for MIN, and a little longer for up to MAX. With --elastic, number of "
-            "members: the run pauses below MIN.  [default: 1, or what the script says]",
+            "members: the run pauses below MIN.  [default: 1, or the tasks of srun, or what the script says]",
         ),
     ] = None,
     elastic: Annotated[
@@ -87,7 +90,7 @@ def run(
     ] = None,
 ) -> None:
     """Run a program on this machine, or on several: type the same command on each."""
-    chosen = {"nodes": nodes, "timeout": timeout, "max_restarts": max_restarts}
+    chosen = {"nodes": nodes, "name": name, "timeout": timeout, "max_restarts": max_restarts}
     given: dict[str, Any] = {option: value for option, value in chosen.items() if value is not None}
     given |= {
         "script": script,
@@ -97,7 +100,6 @@ def run(
         "peers": tuple(peer or ()),
         "interfaces": tuple(interface or ()),
         "restart_without": tuple(restart_without or ()),
-        "name": name,
         "patience": patience,
         "log_dir": log_dir,
         "tee": tee,
@@ -117,10 +119,20 @@ def run(
 
         status = run_elastic(options)
     else:
-        options = RunOptions(**given, torch_backend=torch_backend)
+        options = RunOptions(**_of_step(script) | given, torch_backend=torch_backend)
 
         from ringfort.launch.launcher import run_job
 
         status = run_job(options)
     if status:
         raise Exit(status)
+
+
+def _of_step(script: str) -> dict[str, Any]:
+    """Return the options that follow from the Slurm step in which `srun` has started the launchers: they wait for each
+    other, and for no launcher of another step."""
+    told = Environment.from_mapping()
+    if told.launcher != SLURM.name or told.step is None or told.world_size is None:
+        return {}
+    mark = " {}.{}".format(*told.step)
+    return {"nodes": str(told.world_size), "name": Path(script).name[: MAX_RUN_NAME - len(mark)] + mark}

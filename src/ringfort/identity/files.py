@@ -57,6 +57,34 @@ def read(path: Path) -> bytes | None:
             os.close(handle)
 
 
+def read_mounted(path: Path) -> bytes:
+    """Return the content of a secret that a container engine has mounted. It belongs to root, and the engine gives it
+    to this process by its group: so only the mode for everybody is checked."""
+    with _translated(path):
+        try:
+            handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        except FileNotFoundError:
+            how = "mount the secret there, or unset RINGFORT_KEY_FILE"
+            raise IdentityError(path, "is not there", how) from None
+        except PermissionError:
+            how = f"chgrp {os.getegid()} {quoted(path)} && chmod 440 {quoted(path)}, or in Kubernetes an fsGroup"
+            raise IdentityError(path, "this user cannot read it", how) from None
+        try:
+            status = os.fstat(handle)
+            if not stat.S_ISREG(status.st_mode):
+                raise IdentityError(path, "is not a file", "name the file in the mounted folder")
+            if status.st_mode & stat.S_IRWXO:
+                mode = f"everybody can access this secret (mode {stat.S_IMODE(status.st_mode):04o})"
+                how = f"chmod o= {quoted(path)}, or in Kubernetes `defaultMode: 0440` with an fsGroup"
+                raise IdentityError(path, mode, how)
+            data = os.read(handle, MAX_BYTES)
+        finally:
+            os.close(handle)
+    if not data.strip():
+        raise IdentityError(path, "is empty", "ringfort key show > FILE, on a machine of the cluster")
+    return data
+
+
 def create(path: Path, data: bytes) -> bool:
     """Write `data` to `path` unless that exists. Return whether it was written. No reader ever sees a part of it."""
     with _translated(path), _written(path, data) as temporary:

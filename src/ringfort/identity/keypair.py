@@ -45,11 +45,13 @@ def peer_id_of(public_key: bytes) -> str:
 class NodeIdentity:
     """The Ed25519 identity of a machine.
 
-        identity = NodeIdentity.load_or_generate()
-        signature = identity.sign(b"data")
-        NodeIdentity.verify(identity.public_key, signature, b"data")  # True
-
     The private key is in no `repr` and is never pickled.
+
+    Examples:
+        >>> identity = NodeIdentity.load_or_generate()
+        >>> signature = identity.sign(b"data")
+        >>> NodeIdentity.verify(identity.public_key, signature, b"data")
+        True
     """
 
     __slots__ = ("_key", "public_key")

@@ -36,10 +36,12 @@ _PASSPHRASE_LABEL = b"ringfort 1 passphrase"
 class NetworkNamespace:
     """The name and secret of a cluster.
 
-        cluster = NetworkNamespace.generate("lab")
-        NetworkNamespace.from_join_code(cluster.join_code()) == cluster  # on another machine
-
     The secret is in no `repr` and is never pickled; only `join_code` shows it.
+
+    Examples:
+        >>> cluster = NetworkNamespace.generate("lab")
+        >>> NetworkNamespace.from_join_code(cluster.join_code()) == cluster  # on another machine
+        True
     """
 
     __slots__ = ("_secret", "handshake_key", "name", "network_id")

@@ -98,27 +98,34 @@ class ClusterStore:
 
 
 def current_namespace(environment: Environment | None = None) -> NetworkNamespace:
-    """Return the cluster of this process: that of `RINGFORT_KEY`, else the one that `RINGFORT_CLUSTER` names, else
-    `default`, which is created on first use.
+    """Return the cluster of this process: that of `RINGFORT_KEY`, else that in the file `RINGFORT_KEY_FILE`, else the
+    one that `RINGFORT_CLUSTER` names, else `default`, which is created on first use.
 
     Raises `JoinCodeError`, `InvalidKeyError`, `ConfigError` or `IdentityError`, never with a secret in the message.
     """
     environment = Environment.from_mapping() if environment is None else environment
     if environment.key is not None:
         return _from_key(environment.key, environment.cluster)
+    if environment.key_file is not None:
+        path = Path(environment.key_file)
+        data = files.read_mounted(path)
+        try:
+            return _from_key(data.decode("utf-8").strip(), environment.cluster, f"the file {path}")
+        except UnicodeDecodeError:
+            raise IdentityError(path, "is not text", "ringfort key show > FILE, on a machine of the cluster") from None
     store = ClusterStore(environment.home_folder)
     if environment.cluster in (None, DEFAULT_CLUSTER):
         return store.load_or_create(DEFAULT_CLUSTER)
     return store.load(environment.cluster)
 
 
-def _from_key(key: str, cluster: str | None) -> NetworkNamespace:
+def _from_key(key: str, cluster: str | None, source: str = "RINGFORT_KEY") -> NetworkNamespace:
     if key.startswith(PASSPHRASE_PREFIX):
         return NetworkNamespace.from_passphrase(cluster or DEFAULT_CLUSTER, key[len(PASSPHRASE_PREFIX) :])
-    namespace = NetworkNamespace(*join_codes.decode(key, source="RINGFORT_KEY"))
+    namespace = NetworkNamespace(*join_codes.decode(key, source=source))
     if cluster is not None and cluster != namespace.name:
         raise ConfigError(
-            "RINGFORT_CLUSTER", cluster, f"RINGFORT_KEY belongs to the cluster {namespace.name!r}; unset one of the two"
+            "RINGFORT_CLUSTER", cluster, f"{source} belongs to the cluster {namespace.name!r}; unset one of the two"
         )
     return namespace
 

@@ -17,6 +17,7 @@ from typing import Any, Final
 from ringfort.config import Environment, hidden
 from ringfort.errors import InvalidArgumentError
 from ringfort.integrations.passes import Source
+from ringfort.integrations.versions import require
 from ringfort.torch.names import torch
 from ringfort.torch.training.passes import Passes
 from ringfort.torch.training.run import TorchRun, elastic
@@ -29,9 +30,10 @@ _PLACE: Final = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 def new_accelerator(**options: Any) -> Any:
     """Return an `accelerate.Accelerator` that sees this process alone, under `ringfort run --elastic` too. Each process
     of a machine has a GPU of its own."""
+    require("accelerate", "1.0")
     local = Environment.from_mapping().local_rank
     if local is not None and torch.cuda.is_available():
-        torch.cuda.set_device(local)
+        torch.cuda.set_device(local % torch.cuda.device_count())
     with hidden(*_PLACE):
         return import_module("accelerate").Accelerator(**options)
 

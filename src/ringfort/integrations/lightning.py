@@ -1,9 +1,12 @@
-"""`ElasticStrategy`: an elastic run in the `Trainer` of Lightning.
+"""Strategies for the `Trainer` of Lightning. To import this module gives them names:
 
+    Trainer(strategy="ringfort", ...)             # DistributedDataParallel over Ringfort
+    Trainer(strategy="ringfort_elastic", ...)     # an elastic run; or with settings:
     Trainer(strategy=ElasticStrategy(batch=256, nodes="2:8"), max_epochs=3)
 
-A batch of the `Trainer` is a step of the run: its counters, `max_steps`, loggers and callbacks count steps, which are
-the same on all members. `training_step` is called for each micro-batch of the step that this member computes.
+In an elastic run, a batch of the `Trainer` is a step of the run: its counters, `max_steps`, loggers and callbacks count
+steps, which are the same on all members. `training_step` is called for each micro-batch of the step that this member
+computes.
 """
 
 from __future__ import annotations
@@ -19,18 +22,21 @@ from typing import Any, Final
 
 from ringfort.errors import BackendUnavailableError, InvalidArgumentError
 from ringfort.integrations.passes import Source
+from ringfort.integrations.versions import require
+from ringfort.torch import BACKEND
 from ringfort.torch.names import torch
 from ringfort.torch.training.passes import Passes
 from ringfort.torch.training.run import TorchRun, elastic
 
+require("lightning", "2.4")
 try:
     from lightning.fabric.utilities import rank_zero
     from lightning.pytorch import callbacks
     from lightning.pytorch.plugins.precision import Precision
-    from lightning.pytorch.strategies import SingleDeviceStrategy
+    from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy, StrategyRegistry
     from lightning.pytorch.utilities.model_helpers import is_overridden
 except ImportError as exc:
-    raise BackendUnavailableError("lightning", "pip install lightning") from exc
+    raise BackendUnavailableError("lightning", f"pip install --upgrade lightning ({exc})") from exc
 
 _RUNS: Final = (
     "backward",
@@ -40,6 +46,8 @@ _RUNS: Final = (
     "optimizer_step",
 )
 """Hooks of a module that are not called: the run does what they are for, in steps that it replays too."""
+_PARTS: Final = 8
+"""The micro-batches of a step if the program has given no `batch`: so many machines can have a part."""
 _REFUSED: Final = {
     "StochasticWeightAveraging": "averages weights and changes learning rates",
     "WeightAveraging": "averages weights",
@@ -52,17 +60,27 @@ _REFUSED: Final = {
 """Callbacks that change the training of one machine alone: one that joins does not run them for the steps it missed."""
 
 
+class RingfortStrategy(DDPStrategy):
+    """Trains with DistributedDataParallel over Ringfort. The options are those of `DDPStrategy`."""
+
+    strategy_name = "ringfort"
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(process_group_backend=BACKEND, **options)  # pyright: ignore[reportUnknownMemberType]
+
+
 class ElasticStrategy(SingleDeviceStrategy):
     """Trains in an elastic run.
 
     `batch` is the number of samples per step of the whole run, and the `batch_size` of the training `DataLoader` that
-    of a micro-batch. The other options are those of `ringfort.torch.elastic`, except for the scheduler, the scaler and
+    of a micro-batch. Without `batch`, the `batch_size` is that of a step, as on one machine, and a micro-batch is an
+    eighth of it. The other options are those of `ringfort.torch.elastic`, except for the scheduler, the scaler and
     `clip_norm`, which come from the module and the `Trainer`.
     """
 
     strategy_name = "ringfort_elastic"
 
-    def __init__(self, *, batch: int, **options: Any) -> None:
+    def __init__(self, *, batch: int | None = None, **options: Any) -> None:
         super().__init__()  # pyright: ignore[reportUnknownMemberType]
         self.parallel_devices: Any = None
         """Set by the `Trainer`."""
@@ -97,6 +115,9 @@ class ElasticStrategy(SingleDeviceStrategy):
         if self._source is not None:
             raise InvalidArgumentError("train_dataloader", "several", "must be one DataLoader, made once")
         self._source = Source.of(dataloader)
+        if self._batch is None:
+            self._batch = self._source.microbatch
+            self._source = replace(self._source, microbatch=-(-self._batch // _PARTS))
         return _Steps(self, self._source.steps(self._batch))
 
     def setup(self, trainer: Any) -> None:
@@ -111,6 +132,9 @@ class ElasticStrategy(SingleDeviceStrategy):
             )
             raise InvalidArgumentError("fit", "called again", why)
         _check(trainer)
+        if self._batch is None:  # the loader says it
+            trainer.fit_loop.setup_data()
+        assert self._batch is not None
         configs, self.lr_scheduler_configs = self.lr_scheduler_configs, []
         intervals = {config.interval for config in configs}
         for config in configs:
@@ -136,7 +160,7 @@ class ElasticStrategy(SingleDeviceStrategy):
         """Join the run, and begin with its pass."""
         trainer, source = self._trainer, self._source
         assert source is not None
-        steps = source.steps(self._batch)
+        steps = source.steps(self._batch or source.microbatch)
         limits = [limit for limit in (trainer.max_steps, trainer.max_epochs * steps) if limit >= 0]
         if not limits:
             raise InvalidArgumentError("max_epochs", -1, "must be limited: a run has a last step")
@@ -213,18 +237,18 @@ class ElasticStrategy(SingleDeviceStrategy):
         return loop.automatic_optimization._make_closure(kwargs, optimizer, loop.batch_idx)()
 
     def on_validation_start(self) -> None:
-        """A member that validates is not slow."""
+        """Keep this member from counting as slow while it validates."""
         if self.run is not None:
             self._aside.enter_context(self.run.aside())
 
     def on_validation_end(self) -> None:
-        """The member goes on with the run."""
+        """Go on with the run."""
         self._aside.close()
 
     # --- the end ------------------------------------------------------------------------------------------------------
 
     def on_train_end(self) -> None:
-        """After the last step of the run, stay until all others have it."""
+        """Stay after the last step of the run, until all others have it."""
         if self._passes is not None:
             self._passes.finish()
 
@@ -267,6 +291,11 @@ class _Steps:
 
     def __iter__(self) -> Iterator[Any]:
         return self._strategy.steps()
+
+
+_names: Any = StrategyRegistry
+_names.register("ringfort", RingfortStrategy, "DistributedDataParallel over Ringfort", override=True)
+_names.register("ringfort_elastic", ElasticStrategy, "machines that come and go", override=True)
 
 
 def _set(progress: Any, begun: int, ended: int) -> None:

@@ -47,12 +47,17 @@ def local(n: int, *, timeout: float | None = None, variables: Mapping[str, str] 
         InvalidWorldSizeError: `n` is not a whole number of at least 1.
         DistributedError: This process is itself a rank of such a group, or the ranks cannot be started.
 
-    Example:
+    Examples:
         >>> with ringfort.local(4) as group:
         ...     group.run(lambda ctx: ctx.rank)
         [0, 1, 2, 3]
     """
     return LocalGroup(n, timeout=timeout, variables=variables)
+
+
+def _program() -> str:
+    """What to call the program when its ranks are watched. A notebook has no file."""
+    return Path(getattr(sys.modules["__main__"], "__file__", None) or "notebook").name
 
 
 def mark_as_rank(rank: int) -> None:
@@ -168,7 +173,8 @@ class LocalGroup:
             with socket.create_server(("127.0.0.1", 0), backlog=max(16, self.world_size)) as listener:
                 for rank in range(self.world_size):
                     self._start_rank(rank, listener)
-            self._send(objects.encode([entry or str(Path.cwd()) for entry in sys.path], function_source.MAX_BYTES))
+            path = [entry or str(Path.cwd()) for entry in sys.path]
+            self._send(objects.encode({"path": path, "program": _program()}, function_source.MAX_BYTES))
             self._answers()
         except BaseException:
             self._stop(SIGTERM)

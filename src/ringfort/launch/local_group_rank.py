@@ -22,7 +22,9 @@ def main(descriptor: int, timeout: float | None) -> None:
     with socket.socket(fileno=descriptor) as connection:
         incoming = frames.Frames(connection)
         try:
-            sys.path[:] = incoming.read()
+            notebook = incoming.read()
+            sys.path[:] = notebook["path"]
+            sys.argv[:] = [notebook["program"]]  # by which viewers know the run
             try:
                 context = init(timeout=timeout, backend="tcp")
             except Exception as exc:

@@ -28,7 +28,7 @@ class VirtualClock:
         self._sleepers: dict[int, tuple[threading.Condition, float]] = {}  # condition and deadline of each wait
 
     def now(self) -> float:
-        """The current time in seconds."""
+        """Return the current time in seconds."""
         return self._now
 
     def wait(self, bell: threading.Condition, deadline: float) -> None:

@@ -66,23 +66,23 @@ class FaultTimetable:
     faults: tuple[Fault, ...] = ()
 
     def kill(self, rank: int, at: int) -> FaultTimetable:
-        """`rank` dies before its step `at`."""
+        """Let `rank` die before its step `at`."""
         return self._with(Fault(rank, at, FaultKind.KILL))
 
     def freeze(self, rank: int, at: int) -> FaultTimetable:
-        """`rank` stops before its step `at`."""
+        """Let `rank` stop before its step `at`."""
         return self._with(Fault(rank, at, FaultKind.FREEZE))
 
     def cut(self, rank: int, at: int, peer: int) -> FaultTimetable:
-        """The cable between `rank` and `peer` is pulled before step `at` of `rank`."""
+        """Pull the cable between `rank` and `peer` before step `at` of `rank`."""
         return self._with(Fault(rank, at, FaultKind.CUT, peer))
 
     def abort(self, rank: int, at: int) -> FaultTimetable:
-        """`rank` aborts before its step `at`."""
+        """Let `rank` abort before its step `at`."""
         return self._with(Fault(rank, at, FaultKind.ABORT))
 
     def of(self, rank: int) -> list[Fault]:
-        """The faults of one rank, soonest first."""
+        """Return the faults of one rank, soonest first."""
         return sorted((fault for fault in self.faults if fault.rank == rank), key=lambda fault: fault.at)
 
     @property

@@ -25,18 +25,19 @@ from ringfort.identity.namespace import NetworkNamespace
 from ringfort.testing.ranks import results, run_ranks
 
 GroupFactory = Callable[[int, DistributedConfig], AbstractContextManager[Sequence[Backend]]]
+"""What makes the ranks of a group, given their number and their settings, such as `simulated_group`."""
 B = TypeVar("B", bound=Backend)
 
 
 def simulated_group(world_size: int, config: DistributedConfig) -> AbstractContextManager[Sequence[Backend]]:
-    """Ranks over memory."""
+    """Return ranks over memory, to be used as a context manager: it closes them."""
     return closing_all(SimulatedBackend.create_group(world_size, config=config))
 
 
 def tcp_group(
     world_size: int, config: DistributedConfig, *, host: str = "127.0.0.1"
 ) -> AbstractContextManager[Sequence[TcpBackend]]:
-    """Ranks over TCP that meet at rank 0, which listens at `host`."""
+    """Return ranks over TCP that meet at rank 0, which listens at `host`. A context manager, as `simulated_group`."""
 
     def connect(rank: int, nodes: list[str], credentials: Credentials) -> TcpBackend:
         return TcpBackend(rank, world_size, nodes[0], config=config, credentials=credentials)
@@ -47,7 +48,7 @@ def tcp_group(
 def ring_group(
     world_size: int, config: DistributedConfig, *, host: str = "127.0.0.1"
 ) -> AbstractContextManager[Sequence[RingBackend]]:
-    """Ranks over TCP that know each other's addresses."""
+    """Return ranks over TCP that know each other's addresses. A context manager, as `simulated_group`."""
 
     def connect(rank: int, nodes: list[str], credentials: Credentials) -> RingBackend:
         return RingBackend(replace(config, nodes=nodes, rank=rank), credentials=credentials)
@@ -56,8 +57,8 @@ def ring_group(
 
 
 def sub_group_of(factory: GroupFactory) -> GroupFactory:
-    """A factory of sub-groups without the first and the last rank of a group of `factory`: so a rank's number in the
-    sub-group is never its number in the parent."""
+    """Return a factory of sub-groups without the first and the last rank of a group of `factory`, so that a rank's
+    number in the sub-group is never its number in the parent."""
 
     @contextmanager
     def sub_group(world_size: int, config: DistributedConfig) -> Generator[Sequence[Backend], None, None]:

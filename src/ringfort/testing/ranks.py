@@ -63,7 +63,7 @@ def run_ranks(
 
 
 def results(outcomes: Sequence[R | BaseException]) -> list[R]:
-    """What each rank returned. If any raised, raise the most likely cause: an error that names no peer."""
+    """Return what each rank returned. If any raised, raise the most likely cause: an error that names no peer."""
     errors = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
     if errors:
         raise min(errors, key=lambda error: isinstance(error, DistributedError) and error.peer is not None)

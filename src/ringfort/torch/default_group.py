@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import inspect
 import logging
+import os
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -19,6 +20,7 @@ from ringfort.context import DistributedContext
 from ringfort.errors import ConfigError
 from ringfort.startup import init
 from ringfort.torch import BACKEND
+from ringfort.torch.every_group import make_ours, tell_children
 from ringfort.torch.linked_store import keep
 from ringfort.torch.names import dist, torch
 from ringfort.torch.rpc_store import RpcStore
@@ -47,7 +49,7 @@ def _take_over(context: DistributedContext) -> None:
     """Change the functions of torch that make groups."""
     rank, size, machines = context.rank, context.world_size, len(set(context.group.hosts))
     made = dist.group.WORLD
-    is_taken = False
+    is_taken, owner = False, os.getpid()
 
     def hand_out(original: Callable[..., Any]) -> Callable[..., Any]:
         signature = inspect.signature(original)
@@ -56,6 +58,8 @@ def _take_over(context: DistributedContext) -> None:
         def init_process_group(*given: Any, **keywords: Any) -> None:
             nonlocal is_taken
             asked = signature.bind(*given, **keywords).arguments
+            if os.getpid() != owner and dist.group.WORLD is made:  # a fork, to which that group is of no use
+                dist.destroy_process_group()
             if is_taken or dist.group.WORLD is not made:  # the second default group of this program, or an error
                 original(*given, **keywords)
                 return
@@ -75,16 +79,6 @@ def _take_over(context: DistributedContext) -> None:
 
         return init_process_group
 
-    def replace_engine(original: Callable[..., Any]) -> Callable[..., Any]:
-        signature = inspect.signature(original)
-
-        @functools.wraps(original)
-        def make_group(*given: Any, **keywords: Any) -> Any:
-            asked = signature.bind(*given, **keywords)
-            asked.arguments["backend"] = dist.Backend(BACKEND)
-            return original(*asked.args, **asked.kwargs)
-
-        return make_group
-
-    _c10d._new_process_group_helper = replace_engine(_c10d._new_process_group_helper)
+    make_ours()
+    tell_children()
     _c10d.init_process_group = dist.init_process_group = hand_out(_c10d.init_process_group)

@@ -11,12 +11,12 @@ from datetime import timedelta
 from functools import wraps
 from typing import Any, Final
 
-from ringfort.errors import BackendUnavailableError, UnsupportedArrayError
+from ringfort.errors import BackendUnavailableError
 from ringfort.torch import BACKEND
 from ringfort.torch.arguments import by_name, first_tensor
 from ringfort.torch.cuda import CudaEngine
+from ringfort.torch.host_copies import HostCopies
 from ringfort.torch.names import dist, torch
-from ringfort.torch.staging import CHUNK_BYTES
 
 BEFORE_2_13: Final = {
     "all_gather_single": "_allgather_base",
@@ -38,7 +38,7 @@ def routed(method: Callable[..., Any]) -> Callable[..., Any]:
         tensor = first_tensor((*given, *keywords.values()) if keywords else given)
         if tensor is not None and not tensor.is_cpu:
             engine = self.engine_for(tensor.device)
-            if not isinstance(engine, CudaEngine):
+            if isinstance(engine, dist.ProcessGroup):
                 return getattr(engine, name if hasattr(engine, name) else BEFORE_2_13[name])(*given, **keywords)
         if keywords:
             return method(self, **by_name(method, given, keywords))
@@ -67,19 +67,19 @@ def named_for(group: Any) -> dict[str, str]:
 
 
 def make_engine(group: Any, device: Any, timeout: float) -> Any:
-    """Make what serves tensors on `device`: a `CudaEngine`, or a group of torch's own with the engine that is named for
-    the device, among the same ranks.
+    """Make what serves tensors on `device`: a `CudaEngine`, `HostCopies` for devices without CUDA, or a group of
+    torch's own with the engine that is named for the device, among the same ranks.
 
-    Raises `UnsupportedArrayError` for other devices, `BackendUnavailableError` if the engine is not there.
+    Raises `UnsupportedArrayError` for devices that torch cannot copy from, `BackendUnavailableError` if the engine is
+    not there.
     """
     name = named_for(group).get(device.type, BACKEND)
     if name == BACKEND and device.type == "cuda":
         told = group.get_group_store()  # by `tell_of_cuda`
         is_chunked = all(told.get(f"ringfort/cuda/{rank}") == b"1" for rank in range(group.size()))
-        return CudaEngine(group.context, chunk_bytes=CHUNK_BYTES if is_chunked else 0)
+        return CudaEngine(group.context, chunk_bytes=None if is_chunked else 0)
     if name == BACKEND:
-        how = "move the tensor to the CPU, or name an engine for its device, as in cpu:ringfort,cuda:nccl"
-        raise UnsupportedArrayError("tensor", f"tensor on {device}", how)
+        return HostCopies(device)
     store = dist.PrefixStore(f"{device.type}/", group.get_group_store())
     place = store, group.rank(), group.size()
     limit = timedelta(seconds=timeout)

@@ -11,9 +11,12 @@ from urllib.parse import parse_qsl, urlparse
 from ringfort.cluster.backend import AutoDiscoveryBackend
 from ringfort.config import AutoDiscoveryConfig, DistributedConfig, Environment
 from ringfort.errors import ConfigError, did_you_mean
+from ringfort.launchers import TORCHRUN
+from ringfort.startup import init
 from ringfort.torch.cluster_store import ClusterStore
 from ringfort.torch.linked_store import keep
 from ringfort.torch.names import dist
+from ringfort.torch.rpc_store import RpcStore
 from ringfort.torch.tensors import to_seconds
 
 JOIN_TIMEOUT: Final = 30.0
@@ -26,12 +29,18 @@ def meet(url: str, timeout: timedelta | None = None, **_: Any) -> Iterator[tuple
     """Yield store, rank and world size, for torch's `init_method="ringfort://"`.
 
     The query may have `world_size` (how many processes exactly) or `min_peers` (how many others at least), and
-    `timeout` in seconds. Under a launcher, `ringfort://` means `env://`. Raises `ConfigError`, and
-    `RendezvousTimeoutError` that says which peers were seen, and which were refused and why.
+    `timeout` in seconds. Under torchrun and `ringfort run`, `ringfort://` means `env://`; under `srun` and `mpiexec`,
+    the ranks are theirs and the store is ours. Raises `ConfigError`, and `RendezvousTimeoutError` that says which peers
+    were seen, and which were refused and why.
     """
     told = Environment.from_mapping()
-    if told.rank is not None and told.world_size is not None and (told.master or told.master_addr):
+    if told.half_told:
+        raise ConfigError("init_method", url, told.half_told)
+    if told.launcher == TORCHRUN.name and (told.master or told.master_addr):
         yield from dist.rendezvous("env://", **({} if timeout is None else {"timeout": timeout}))
+        return
+    if told.launcher not in ("", TORCHRUN.name):
+        yield _with_ranks_of_launcher(timeout)
         return
     query = _parse_query(url)
     if query.get("rank", -1) >= 0:
@@ -52,6 +61,14 @@ def meet(url: str, timeout: timedelta | None = None, **_: Any) -> Iterator[tuple
         raise
     keep(store, backend)
     yield store, backend.rank, backend.world_size
+
+
+def _with_ranks_of_launcher(timeout: timedelta | None) -> tuple[Any, int, int]:
+    """Return a store over the links of all ranks that the launcher has started, and this process's place."""
+    context = init(backend="tcp", timeout=group_seconds(timeout))
+    store = RpcStore(context)
+    keep(store, context.backend)
+    return store, context.rank, context.world_size
 
 
 def group_seconds(timeout: timedelta | None) -> float:

@@ -21,6 +21,7 @@ from ringfort.torch.arguments import at_least_one, only, only_list, op_of, optio
 from ringfort.torch.callbacks import current, follow_futures, origin_of
 from ringfort.torch.devices import BEFORE_2_13, make_engine, named_for, routed
 from ringfort.torch.hooks import untraced, watch_training
+from ringfort.torch.host_copies import HostCopies
 from ringfort.torch.linked_store import forget
 from ringfort.torch.names import dist, torch
 from ringfort.torch.operations import ALL_GATHER, ALL_TO_ALL, GATHER, REDUCE_SCATTER, SCATTER, Call, Operation
@@ -311,29 +312,38 @@ class RingfortProcessGroup(dist.ProcessGroup):
         """Run the collectives of one call of torch, one after the other."""
         if not calls:
             return RingfortWork([])
-        engine = self.engine_for(calls[0].device)
-        if engine is not None:
+        engine, tensors = self.engine_for(calls[0].device), [tensor for call in calls for tensor in call.results]
+        as_work: Callable[..., RingfortWork] = RingfortWork
+        if isinstance(engine, HostCopies):
+            calls, as_work = engine.moved(calls)
+        elif engine is not None:
             seconds = to_seconds(getattr(opts, "timeout", None), self._timeout)
             work = engine.issue(calls, seconds, is_async=self._is_async(opts))
             self._sequence += 1
             return self._keep(work)
         if len(calls) == 1:
-            return self._run(opts, calls[0].results, calls[0].operation)
+            return self._run(opts, tensors, calls[0].operation, as_work)
 
         def prepare(group: Group, seconds: float) -> Operation:
             return operations.in_order([call.operation(group, seconds) for call in calls])
 
-        return self._run(opts, [tensor for call in calls for tensor in call.results], prepare)
+        return self._run(opts, tensors, prepare, as_work)
 
-    def _run(self, opts: Any, tensors: Sequence[Any], prepare: Callable[[Group, float], Operation]) -> RingfortWork:
+    def _run(
+        self,
+        opts: Any,
+        tensors: Sequence[Any],
+        prepare: Callable[[Group, float], Operation],
+        as_work: Callable[..., RingfortWork] = RingfortWork,
+    ) -> RingfortWork:
         """Run an operation on host memory: at once if the caller waits for it, else after those issued before it."""
         context = self._next()
         operation = prepare(context.group, to_seconds(getattr(opts, "timeout", None), self._timeout))
         if not self._is_async(opts):
             context.issue(operation, False)
-            return RingfortWork(tensors)
+            return as_work(tensors)
         origin = origin_of(self.context, self._sequence)
-        return self._keep(RingfortWork(tensors, context.issue(operation, True), origin=origin))
+        return self._keep(as_work(tensors, context.issue(operation, True), origin=origin))
 
     def _is_async(self, opts: Any) -> bool:
         return self._coalesced is not None or getattr(opts, "asyncOp", True)

@@ -57,7 +57,7 @@ class NewGroup:
         self.master = format_address(host, listener.getsockname()[1])
         self.world_size = world_size
         self._stack = ExitStack()
-        self._ranks = [Background(TcpBackend, 0, world_size, config=config, listener=listener)]
+        self._ranks = [Background(TcpBackend, 0, world_size, config=config, listener=listener, group="job 1")]
 
     def join(self, rank: int, world_size: int | None = None, config: DistributedConfig = LONG) -> TcpBackend:
         return TcpBackend(rank, world_size or self.world_size, self.master, config=config)
@@ -220,6 +220,11 @@ def test_a_hundred_bad_clients_neither_break_nor_stall_the_others(group: NewGrou
         (BAD_CLIENTS["rank out of range"], RefusedError, "ranks are 0 to 2"),
         (BAD_CLIENTS["rank 0 once more"], RankTakenError, "rank 0 has joined already"),
         (BAD_CLIENTS["meets instead of joining"], RefusedError, "rank 0 of a group that forms"),
+        (
+            Join(1, 3, "127.0.0.1", 1, group="job 2"),
+            RefusedError,
+            "rank 1 belongs to job 2, and this is rank 0 of job 1",
+        ),
     ],
 )
 def test_who_is_refused_is_told_why(group: NewGroup, purpose: Hello, kind: type[RefusedError], saying: str) -> None:

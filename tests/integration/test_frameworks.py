@@ -1,0 +1,68 @@
+"""The Trainer of Hugging Face with what Ringfort has for it, and the pages of frameworks, with the real libraries."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from tests.cluster import test_documents
+from tests.helpers.namespaces import needs_namespaces
+from tests.integration.test_unchanged_scripts import LOSS, PATIENCE, SCRIPTS
+
+NEEDED = ("transformers", "accelerate", "lightning")
+_missing = " ".join(name for name in NEEDED if find_spec(name) is None)
+pytestmark = [
+    pytest.mark.skipif(bool(_missing), reason=f"needs {_missing}: pip install {_missing}"),
+    pytest.mark.timeout(900),
+]
+
+
+def ringfort_run(*arguments: str) -> str:
+    """What a script of two ranks on this machine says."""
+    run = subprocess.run(
+        [sys.executable, "-m", "ringfort", "run", "-n", "2", *arguments],
+        env={**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=PATIENCE, check=False,
+    )  # fmt: skip
+    assert run.returncode == 0, run.stdout
+    return run.stdout
+
+
+def test_a_trainer_whose_rank_is_killed_continues_with_the_same_losses(tmp_path: Path) -> None:
+    script, found = str(SCRIPTS / "hf_restarts.py"), []
+    for fatal in ("0", "8"):
+        (tmp_path / fatal).mkdir()
+        options = ["--max-restarts", "2", "--torch-backend", "ringfort"]
+        words = ringfort_run(*options, script, str(tmp_path / fatal), fatal)
+        assert ("it was killed by SIGKILL" in words) == (fatal != "0")
+        found.append(LOSS.findall(words))
+    plain, killed = found
+    assert [int(step) for step, _ in plain] == list(range(1, 13))
+    assert dict(killed) == dict(plain)  # also of the steps that were computed twice
+    assert len(killed) > len(plain)
+
+
+def test_those_who_watch_see_what_the_trainer_logs(tmp_path: Path) -> None:
+    words = ringfort_run(str(SCRIPTS / "hf_callback.py"), str(tmp_path))
+    assert words.count("backend ringfort of 2") == 2
+    seen = re.search(r"seen (.*)", words)
+    assert seen is not None, words
+    total, samples, logged = json.loads(seen[1])
+    assert total == 6
+    assert samples == {str(step): 8 for step in range(1, 7)}
+    assert list(logged) == ["2", "4", "6"]
+    assert all({"loss", "learning_rate"} <= set(names) for names in logged.values())
+
+
+@needs_namespaces
+def test_every_block_of_the_pages_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that need the libraries of this file too, which `make test` leaves out."""
+    monkeypatch.setattr(test_documents, "PATIENCE", PATIENCE)
+    test_documents.test_two_ranks_run_every_block(tmp_path)

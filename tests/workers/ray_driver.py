@@ -1,0 +1,161 @@
+"""A driver of Ray: `python -m tests.workers.ray_driver FOLDER`. Two machines of one Ray cluster, on this machine.
+
+It prints lines of JSON: how trainings and an elastic run have ended, while machines came and went.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+
+import ray
+from ray.cluster_utils import Cluster
+from ray.train import RunConfig, ScalingConfig
+from ray.train.torch import TorchConfig, TorchTrainer
+from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
+
+from ringfort.errors import DistributedError
+from ringfort.integrations.ray import RingfortConfig, run_elastic
+from tests.helpers.documents import blocks
+from tests.workers.elastic import DATA, fresh, gradient, update
+from tests.workers.launched import digest, say
+
+STORE = 10**8
+TOTAL = 250
+PATIENCE = 300.0
+SPREAD = ScalingConfig(num_workers=2, resources_per_worker={"CPU": 1}, placement_strategy="STRICT_SPREAD")
+
+
+def train(config: dict[str, str]) -> None:
+    """Join the group of the workers."""
+    import numpy as np
+
+    import ringfort
+
+    with ringfort.init() as context:
+        total = context.all_reduce(np.full(1000, 2.0**context.rank))
+        node = ray.get_runtime_context().get_node_id()
+        said = [context.rank, context.world_size, float(total[0]), os.environ["LOCAL_RANK"], node]
+        Path(config["folder"], f"numpy{context.rank}").write_text(json.dumps(said))
+
+
+def train_torch(config: dict[str, str]) -> None:
+    """Train a step of a model as Ray's documentation does."""
+    import torch
+    import torch.distributed as dist
+    from ray.train.torch import prepare_model
+
+    model = prepare_model(torch.nn.Linear(3, 1))
+    model(torch.full((2, 3), float(dist.get_rank()))).sum().backward()
+    said = [dist.get_rank(), dist.get_backend(), model.module.weight.grad[0, 0].item(), type(dist.group.WORLD).__name__]
+    Path(config["folder"], f"torch{dist.get_rank()}").write_text(json.dumps(said))
+
+
+def take_part(folder: str) -> dict[str, Any]:
+    """Be a member of an elastic run, and tell how far it is."""
+    import ringfort
+
+    state = fresh()
+    own = ray.get_runtime_context().get_node_id()[:8]
+    with ringfort.elastic(state, patience=5.0) as run:
+        for step in run.steps(
+            TOTAL, samples=DATA.samples, batch=DATA.batch, microbatch=DATA.microbatch, seed=DATA.seed
+        ):
+            for part in step:
+                time.sleep(0.0 if Path(folder, "hurry").exists() else 0.03)
+                step.add(gradient(part))
+            update(state, step.mean())
+            Path(folder, f"at-{own}").write_text(f"{step.number} {len(run.members)}")
+    return {"done": run.step, "state": digest(state)}
+
+
+def fail(folder: str) -> None:
+    """Fail, and count it."""
+    path = Path(folder, f"failures-{ray.get_runtime_context().get_node_id()[:8]}")
+    path.write_text(str(int(path.read_text() if path.exists() else "0") + 1))
+    raise RuntimeError("no such data")
+
+
+def change_machines(cluster: Cluster, second: Any, folder: Path) -> None:
+    """Add a machine while the run goes on, take one away without a warning, and add another one."""
+    until(folder, lambda step, members: members == 2 and step >= 5)
+    cluster.add_node(num_cpus=2, object_store_memory=STORE)
+    until(folder, lambda step, members: members == 3)
+    say(grown=True)
+    cluster.remove_node(second, allow_graceful=False)
+    until(folder, lambda step, members: members == 2)
+    say(shrunk=True)
+    cluster.add_node(num_cpus=2, object_store_memory=STORE)
+    until(folder, lambda step, members: members == 3)
+    say(again=True)
+    (folder / "hurry").touch()
+
+
+def until(folder: Path, wanted: Any) -> None:
+    """Wait until a member tells a step and a number of members as wanted, from now on."""
+    for path in folder.glob("at-*"):
+        path.unlink(missing_ok=True)
+    deadline = time.monotonic() + PATIENCE
+    while time.monotonic() < deadline:
+        for path in folder.glob("at-*"):
+            said = path.read_text().split()
+            if said and wanted(*map(int, said)):
+                return
+        time.sleep(0.1)
+    say(waited="in vain", seen=[path.read_text() for path in folder.glob("at-*")])
+    (folder / "hurry").touch()
+
+
+def run_blocks() -> None:
+    """Run what the document shows."""
+    for block in blocks():
+        if block.needs == ("a Ray cluster",):
+            exec(compile(block.code, block.where, "exec"), {"__name__": "__main__"})
+            say(ran=block.where)
+
+
+def main(folder: Path) -> None:
+    """Run all cases in one cluster: to start one takes longer than a case."""
+    cluster = Cluster(
+        initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False, "object_store_memory": STORE}
+    )
+    try:
+        second = cluster.add_node(num_cpus=2, object_store_memory=STORE)
+        ray.init(address=cluster.address, log_to_driver=False)
+        told = {"folder": str(folder)}
+        stored = RunConfig(storage_path=str(folder / "ray"))
+        DataParallelTrainer(
+            train, train_loop_config=told, backend_config=RingfortConfig(timeout=120), scaling_config=SPREAD,
+            run_config=stored,
+        ).fit()  # fmt: skip
+        say(numpy=[json.loads((folder / f"numpy{rank}").read_text()) for rank in range(2)])
+        TorchTrainer(
+            train_torch, train_loop_config=told, torch_config=TorchConfig(backend="ringfort"), scaling_config=SPREAD,
+            run_config=stored,
+        ).fit()  # fmt: skip
+        say(torch=[json.loads((folder / f"torch{rank}").read_text()) for rank in range(2)])
+        running = Thread(target=lambda: say(elastic=run_elastic(take_part, str(folder), nodes="1:4", name="in-ray")))
+        running.start()
+        change_machines(cluster, second, folder)
+        running.join(PATIENCE)
+        os.environ["HOME"] = str(folder)  # where trainers keep their results by default
+        run_blocks()
+        try:
+            run_elastic(fail, str(folder), nodes="1", max_failures=2)
+        except DistributedError as exc:
+            failures = [int(path.read_text()) for path in folder.glob("failures-*")]
+            say(failed=str(exc).splitlines()[0], cause=type(exc.__cause__).__name__, failures=failures)
+    finally:
+        ray.shutdown()
+        cluster.shutdown()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
