@@ -18,13 +18,15 @@ import numpy as np
 from benchmarks.namespaces import CABLE_RATE, FLOW_RATE, cabled_hosts, held_back_hosts
 from ringfort.backends.tcp import TcpBackend
 from ringfort.bench.engines.base import Host
-from ringfort.collectives import parallel
+from ringfort.collectives import channels
 from ringfort.config import AllReduceStrategy, CollectiveConfig, DistributedConfig, format_address
 from ringfort.context import DistributedContext
 
 NBYTES = 32 << 20
 """More than `auto` wants to see before it decides."""
 WAYS: tuple[int | str, ...] = (1, 2, 4, "auto")
+WARM_UP = 3 * channels.TRIALS
+"""Rounds in which `auto` compares numbers of connections."""
 FIRST_PORT = 29_600
 SECONDS = 120
 """For a rank to end: a round takes about 5."""
@@ -67,18 +69,18 @@ def rank_main(rank: int, world_size: int, address: str, rounds: int) -> None:
         groups[way] = DistributedContext(TcpBackend(rank, world_size, master, config=config))
     x = np.zeros(NBYTES // 4, np.float32)
     times: dict[int | str, list[float]] = {way: [] for way in WAYS}
-    for turn in range(rounds + parallel.TRIALS):
+    for turn in range(rounds + WARM_UP):
         for way in WAYS[:: 1 if turn % 2 == 0 else -1]:
             groups[1].barrier()
             start = time.perf_counter()
             groups[way].all_reduce(x)
             times[way].append((time.perf_counter() - start) * 1e3)
-    used = {way: parallel.used(context.group) for way, context in groups.items()}
+    used = {way: channels.count_for(context.group, NBYTES) if way == "auto" else way for way, context in groups.items()}
     for group in groups.values():
         group.close()
     if rank == 0:
         # The first rounds warm up, and in them `auto` finds out.
-        medians = {way: statistics.median(taken[parallel.TRIALS :]) for way, taken in times.items()}
+        medians = {way: statistics.median(taken[WARM_UP:]) for way, taken in times.items()}
         cells = [{"connections": way, "used": used[way], "median_ms": medians[way]} for way in WAYS]
         print(json.dumps(cells))
 

@@ -26,11 +26,26 @@ from statistics import mean
 from typing import Any
 
 from benchmarks.compared.figures import all_figures
+from benchmarks.compared.model_options import add_options
 from benchmarks.compared.records import lines_of, read
 from benchmarks.compared.storm import Runner
 from benchmarks.compared.systems import SYSTEMS, USUAL, Plain
 
-SETTING = ("members", "batch", "microbatch", "calm", "seconds", "every", "away", "seed", "power", "together")
+SETTING = (
+    "members",
+    "batch",
+    "microbatch",
+    "calm",
+    "seconds",
+    "every",
+    "away",
+    "seed",
+    "power",
+    "together",
+    "width",
+    "layers",
+    "pause",
+)
 
 
 def measure_plain(folder: Path, given: argparse.Namespace, cores: Sequence[Sequence[int]]) -> dict[str, float]:
@@ -49,22 +64,24 @@ def measure_plain(folder: Path, given: argparse.Namespace, cores: Sequence[Seque
     return {name: mean(line[name] for line in found) for name in ("samples_per_s", "cpu_ms_per_sample")}
 
 
-def cores_of(systems: int, *, together: bool) -> list[list[int]]:
-    """Return the cores of each system: the same number for each, their own if all run at the same time."""
+def cores_of(systems: int, *, together: bool, waits: bool = False) -> list[list[int]]:
+    """Return the cores of each system: the same number for each, their own if all run at the same time. Where a member
+    `waits` for most of its time, all systems have all cores."""
     cores = sorted(os.sched_getaffinity(0))
-    if not together:
+    if not together or waits:
         return [cores] * systems
     share = len(cores) // systems
     if share == 0:
         sys.exit(
-            f"{systems} systems at the same time need as many cores; there are {len(cores)}. Leave --together out."
+            f"{systems} systems at the same time need as many cores; there are {len(cores)}. Leave --together out, "
+            "or let the members wait (--pause)."
         )
     return [cores[number * share : (number + 1) * share] for number in range(systems)]
 
 
 def measure(folder: Path, given: argparse.Namespace) -> None:
     """Run all systems; write what they say into the folder."""
-    cores = cores_of(len(given.systems), together=given.together)
+    cores = cores_of(len(given.systems), together=given.together, waits=given.pause > 0)
     plain = measure_plain(folder, given, cores)
     setting = {name: getattr(given, name) for name in SETTING}
     setting |= {"plain": plain, "systems": given.systems, "cores": os.cpu_count(), "cores_each": len(cores[0])}
@@ -171,6 +188,7 @@ def arguments(words: Sequence[str] | None) -> argparse.Namespace:
     add("--members", type=int, default=4, help="members [%(default)s]")
     add("--batch", type=int, default=64, help="samples per step of all members together [%(default)s]")
     add("--microbatch", type=int, default=4, help="samples that Ringfort deals at once [%(default)s]")
+    add_options(parser)
     add("--patience", type=float, help="seconds, of Ringfort [its default]")
     add("--seed", type=int, default=1, help="of the choice of those who are killed [%(default)s]")
     add("--folder", help="where lines and logs go; it must not exist [a temporary one]")

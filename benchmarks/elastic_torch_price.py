@@ -58,6 +58,8 @@ def plain(given: argparse.Namespace) -> None:
     while True:
         optimizer.zero_grad()
         model(rows).square().mean().backward()
+        if given.clip_norm is not None:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), given.clip_norm)
         optimizer.step()
         finish(given)
         rounds.step_ended()
@@ -71,14 +73,15 @@ def elastic(given: argparse.Namespace) -> None:
     optimizer, rows = torch.optim.SGD(model.parameters(), lr=1e-4), Rows(given.rows, given.size)[0].to(given.device)
     rounds, config = Rounds(), AutoDiscoveryConfig(interfaces=["127.0.0.1"])
 
-    def on_step(*_: Any) -> None:  # not in the loop: a member may have no micro-batch in a step
+    def step_ended(*_: Any) -> None:
         finish(given)
         with run.aside():
             rounds.step_ended()
 
+    optimizer.register_step_post_hook(step_ended)  # not in the loop: a member may have no micro-batch in a step
     run = ringfort.torch.elastic(
-        model, optimizer, batch=2, nodes="2:2", name="price", config=config, on_step=on_step,
-        overlap=not given.no_overlap,
+        model, optimizer, batch=2, nodes="2:2", name="price", config=config, overlap=not given.no_overlap,
+        clip_norm=given.clip_norm, on_step=(lambda *_: None) if given.on_step else None,
     )  # fmt: skip
     for _ in run.loader(list(range(4096)), microbatch=1, steps=FOREVER):
         run.backward(model(rows).square().mean())
@@ -109,6 +112,8 @@ def main() -> None:
     )
     parser.add_argument("--device", default="cpu", help="cpu or cuda [%(default)s]")
     parser.add_argument("--tcp", action="store_true", help="over encrypted TCP, not through shared memory")
+    parser.add_argument("--clip-norm", type=float, help="both clip gradients to this norm")
+    parser.add_argument("--on-step", action="store_true", help="the run has an on_step, which does nothing")
     parser.add_argument("--no-overlap", action="store_true", help="the run reduces after backward, not during it")
     parser.add_argument("--rounds", type=int, default=10, help="rounds [%(default)s]")
     parser.add_argument("--steps", type=int, default=20, help="steps of a round [%(default)s]")
@@ -123,7 +128,9 @@ def main() -> None:
     options = tuple(
         word for name in ("layers", "rows", "threads", "device") for word in (f"--{name}", str(getattr(given, name)))
     )
-    own = ("--no-overlap",) if given.no_overlap else ()
+    if given.clip_norm is not None:
+        options += ("--clip-norm", str(given.clip_norm))
+    own = (*["--no-overlap"] * given.no_overlap, *["--on-step"] * given.on_step)
     with (
         pair("plain", given.size, (0.0, 0.0), module=MODULE, options=options) as without,
         pair("elastic", given.size, (0.0, 0.0), module=MODULE, options=(*options, *own)) as with_it,

@@ -113,9 +113,8 @@ def connections_part(result: Mapping[str, Any]) -> Iterable[str]:
         f"**Limited**: two hosts on a network that limits each connection to {result['flow_rate'] / 1e6:g} Mbit/s in "
         f"each direction. **Cables**: three hosts without a switch, with a cable of "
         f"{result['cable_rate'] / 1e6:g} Mbit/s in each direction between every two; a ring uses one direction of each "
-        "cable, and two connections use both. The speed relative to one connection is in brackets. On a single "
-        "machine, where one connection already keeps the cores busy, more connections gain nothing, and `auto` stays "
-        "with one.\n"
+        "cable, and two connections use both. The speed relative to one connection is in brackets. What more "
+        "cores gain, measured on another machine, is in [Collectives](collectives.md#several-connections).\n"
     )
     titles = {"flows": "limited", "cables": "cables"}
     by_way: dict[str, list[str]] = {}

@@ -2,8 +2,8 @@
 
 Code blocks in Python are run by tests/cluster/test_documents.py.
 
-Run by `make docs`. Prints each fault as file:line and exits with 1 if there is any. It never touches the network, so
-links to other sites are not followed.
+Run by `make docs`, which then builds the site (scripts/build_site.py). Prints each fault as file:line and exits with 1
+if there is any. It never touches the network, so links to other sites are not followed.
 """
 
 from __future__ import annotations
@@ -22,14 +22,16 @@ FENCE = re.compile(r"^\s*(```|~~~)")
 HEADING = re.compile(r"^#{1,6}\s+(.*?)\s*#*$")
 LINK = re.compile(
     r"""
-      \[[^\]]*\]\(<?([^)\s>]+)>?(?:\s+"[^"]*")?\)  # [text](target "title")
+      \]\(<?([^)\s>]+)>?(?:\s+"[^"]*")?\)  # [text](target "title"), whose text may begin on the line before
     | ^\[[^\]]+\]:\s+(\S+)                          # [name]: target
     | <(?:a|img)\s[^>]*(?:href|src)="([^"]+)"        # HTML, as for a picture with a width
     """,
     re.VERBOSE,
 )
 CODE = re.compile(r"`([^`]+)`")
-COMMAND = re.compile(r"^(?:\$ )?(?:\S*/)?(ringfort|make)(?: ([a-z][a-z-]*))?(?=\s|$)")
+ITEM = re.compile(r"(?:[-*]|\d+\.) ")
+PROSE = re.compile(r"[^\s#|<>-]")
+COMMAND = re.compile(r"^(?:\$ )?(?:[A-Z_]+=\S* )*(?:\S*/)?(ringfort|make)(?: ([a-z][a-z-]*))?(?=\s|$)")
 
 
 def documents(root: Path) -> list[Path]:
@@ -85,7 +87,7 @@ def help_of(*verbs: str) -> str:
 def command_fault(line: str) -> str | None:
     """What is wrong with the verbs and options of a `ringfort` command in a block, or None. What comes after a script
     is the script's."""
-    words = line.removeprefix("$ ").partition(" #")[0].split()
+    words = re.sub(r"^(?:\$ )?(?:[A-Z_]+=\S* )*", "", line).partition(" #")[0].split()
     if len(words) < 2 or words[0] != "ringfort" or words[1].startswith("-"):
         return None
     verbs = words[1:3] if words[1] in ("key", "checkpoint") else words[1:2]
@@ -116,9 +118,13 @@ def link_fault(page: Path, target: str) -> str | None:
 
 def faults(page: Path) -> Iterator[str]:
     """Everything that is wrong with one page."""
+    before = ""
     for number, line, fenced in prose_and_code(page):
         where = f"{page.relative_to(ROOT)}:{number}"
         if not fenced:
+            if ITEM.match(line) and PROSE.match(before) and not ITEM.match(before):
+                yield f"{where}: a list needs an empty line before it: the site shows it as a part of the paragraph"
+            before = line
             for match in LINK.finditer(CODE.sub("", line)):
                 fault = link_fault(page, next(group for group in match.groups() if group))
                 if fault:

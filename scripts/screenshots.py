@@ -25,7 +25,7 @@ from ringfort.dashboard.web.server import DashServer
 IMAGES = Path(__file__).parents[1] / "docs" / "images"
 STEPS = 3000
 RUN = "demo"
-PATIENCE = 120.0
+PATIENCE = 300.0
 """Seconds until the killed peer is back."""
 SETTLE = 9.0
 """Seconds after that, for curves and means of the run as it is then."""

@@ -7,6 +7,7 @@ which samples are in the update that it applies, and how often: nobody has to be
 
 from __future__ import annotations
 
+import argparse
 import json
 import threading
 import time
@@ -15,13 +16,13 @@ from typing import Any
 import torch
 from torch import nn
 
+from benchmarks.compared.model_options import LAYERS, WIDTH
+
 SAMPLES = 16384
 """Sequences in the data set."""
 LENGTH = 64
 """Bytes that the model sees."""
 VOCABULARY = 256
-WIDTH = 128
-LAYERS = 4
 HEADS = 4
 RATE = 1e-3
 SEED = 3
@@ -59,23 +60,27 @@ class Sequences(torch.utils.data.Dataset[tuple[int, torch.Tensor]]):
 class Model(nn.Module):
     """A decoder-only transformer; its result is the loss."""
 
-    def __init__(self) -> None:
+    def __init__(self, width: int = WIDTH, layers: int = LAYERS, pause: float = 0.0) -> None:
+        """`pause` is in seconds per sample."""
         super().__init__()
+        self._pause = pause
         self.marks = nn.Parameter(torch.zeros(SAMPLES))
-        self.embedding = nn.Embedding(VOCABULARY, WIDTH)
-        self.places = nn.Parameter(torch.zeros(LENGTH, WIDTH))
+        self.embedding = nn.Embedding(VOCABULARY, width)
+        self.places = nn.Parameter(torch.zeros(LENGTH, width))
         self.layers = nn.ModuleList(
             nn.TransformerEncoderLayer(
-                WIDTH, HEADS, 4 * WIDTH, dropout=0.0, activation="gelu", batch_first=True, norm_first=True
+                width, HEADS, 4 * width, dropout=0.0, activation="gelu", batch_first=True, norm_first=True
             )
-            for _ in range(LAYERS)
+            for _ in range(layers)
         )
-        self.norm = nn.LayerNorm(WIDTH)
-        self.output = nn.Linear(WIDTH, VOCABULARY)
+        self.norm = nn.LayerNorm(width)
+        self.output = nn.Linear(width, VOCABULARY)
         mask = nn.Transformer.generate_square_subsequent_mask(LENGTH)
         self.register_buffer("mask", mask, persistent=False)
 
     def forward(self, indices: torch.Tensor, codes: torch.Tensor) -> torch.Tensor:
+        if self._pause:
+            time.sleep(self._pause * len(indices))
         hidden = self.embedding(codes[:, :-1]) + self.places
         for layer in self.layers:
             hidden = layer(hidden, src_mask=self.mask, is_causal=True)
@@ -85,11 +90,11 @@ class Model(nn.Module):
         return loss + (marks - marks.detach()).mean()  # adds nothing to the loss
 
 
-def make() -> tuple[Model, torch.optim.Optimizer]:
-    """Return the model and its optimizer, the same on every member."""
+def make(given: argparse.Namespace | None = None) -> tuple[Model, torch.optim.Optimizer]:
+    """Return the model and its optimizer, the same on every member. `given` has the options of `add_options`."""
     torch.set_num_threads(1)
     torch.manual_seed(SEED)
-    model = Model()
+    model = Model() if given is None else Model(given.width, given.layers, given.pause / 1e3)
     rest = [parameter for name, parameter in model.named_parameters() if name != "marks"]
     groups = [{"params": rest}, {"params": [model.marks], "lr": 0.0}]
     return model, torch.optim.AdamW(groups, lr=RATE, weight_decay=0.0)

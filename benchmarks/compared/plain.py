@@ -9,6 +9,7 @@ import time
 import torch
 
 from benchmarks.compared.job import Sequences, make, say
+from benchmarks.compared.model_options import add_options
 
 
 def main() -> None:
@@ -16,8 +17,9 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--samples", type=int, help="per step")
     parser.add_argument("--seconds", type=float)
+    add_options(parser)
     given = parser.parse_args()
-    model, optimizer = make()
+    model, optimizer = make(given)
     loader = torch.utils.data.DataLoader(Sequences(), batch_size=given.samples, shuffle=True)
     done, begin, used = -2, 0.0, 0.0  # the first two steps warm up
     while True:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from benchmarks.compared.job import SEED, Sequences, digest, make, samples_in, say
+from benchmarks.compared.model_options import add_options
 from ringfort.config import AutoDiscoveryConfig
 from ringfort.torch import elastic
 
@@ -52,9 +53,10 @@ def main() -> None:
     parser.add_argument("--microbatch", type=int)
     parser.add_argument("--folder")
     parser.add_argument("--patience", type=float)
+    add_options(parser)
     given = parser.parse_args()
     logging.basicConfig(level=logging.INFO)
-    model, optimizer = make()
+    model, optimizer = make(given)
     log = Log(model, given.batch)
     with elastic(
         model,

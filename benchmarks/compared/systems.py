@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 
 import psutil
 
+from benchmarks.compared.model_options import options_of
 from tests.helpers.source import ROOT
 
 LIGHTHOUSE = Path(__file__).with_name("lighthouse.py")
@@ -65,7 +66,7 @@ class System:
         given = self.given
         command = [python, "-m", f"benchmarks.compared.{name}", "--number", str(member)]
         command += ["--members", str(given.members), "--batch", str(given.batch), "--folder", str(self.home(member))]
-        return command
+        return [*command, *options_of(given)]
 
 
 def _popen(command: list[str], more: dict[str, str], out: Path, log: Path) -> subprocess.Popen[bytes]:
@@ -87,7 +88,8 @@ class Plain(System):
     def command(self, member: int) -> list[str]:
         given = self.given
         samples, seconds = str(given.batch // given.members), str(given.plain)
-        return [sys.executable, "-m", "benchmarks.compared.plain", "--samples", samples, "--seconds", seconds]
+        command = [sys.executable, "-m", "benchmarks.compared.plain", "--samples", samples, "--seconds", seconds]
+        return [*command, *options_of(given)]
 
 
 class Ringfort(System):

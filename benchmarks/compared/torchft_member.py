@@ -22,6 +22,7 @@ from torchft import DistributedDataParallel, DistributedSampler, Manager, Optimi
 from torchft.checkpointing import HTTPTransport
 
 from benchmarks.compared.job import SEED, Sequences, digest, make, samples_in, say
+from benchmarks.compared.model_options import add_options
 
 HOST = "127.0.0.1"
 COLLECTIVE, QUORUM, CONNECT = timedelta(seconds=2), timedelta(seconds=60), timedelta(seconds=5)
@@ -101,7 +102,7 @@ class Position:
 
 def train(given: argparse.Namespace) -> None:
     """Train for ever, and print a line of JSON for what is drawn, committed and given up."""
-    model, adam = make()
+    model, adam = make(given)
     store = TCPStore(HOST, 0, is_master=True, wait_for_workers=False)
 
     def load_state_dict(state: dict[str, Any]) -> None:
@@ -163,6 +164,7 @@ def main() -> None:
     parser.add_argument("--lighthouse")
     parser.add_argument("--defaults", action="store_true", help="torchft's own timeouts")
     parser.add_argument("--as-published", action="store_true", help="torchft's own hook")
+    add_options(parser)
     given = parser.parse_args()
     logging.basicConfig(level=logging.INFO)
     try:
