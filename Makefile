@@ -23,6 +23,8 @@ CORE := $(VENV)/.core.stamp
 DEV := $(VENV)/.dev.stamp
 BENCH := $(VENV)/.bench.stamp
 BROWSER := $(VENV)/.browser.stamp
+SCHEDULERS := $(VENV)/.schedulers.stamp
+DOCS := $(VENV)/.docs.stamp
 # The tools that make a release have an environment of their own: they are none of the package's.
 TOOLS_BIN := build/tools/bin
 TOOLS := build/tools/.stamp
@@ -42,11 +44,11 @@ test: $(DEV) ## every test but the long ones
 matrix: ## the tests on every Python that this machine has (ARGS="--dependencies lowest", ARGS=--list)
 	$(PYTHON) scripts/matrix.py --torch "$(TORCH)" --workers $(WORKERS) $(ARGS)
 
-integration: $(BROWSER) ## tests with programs of others, such as Chromium and Prometheus; skipped where they are missing
+integration: $(BROWSER) $(DOCS) $(SCHEDULERS) ## tests with programs of others: Chromium, Slurm, MPI, Ray, Dask, Transformers; each says what it misses
 	$(BIN)/python -m pytest tests/integration $(ARGS)
 
 stress: $(DEV) ## the long tests
-	$(BIN)/python -m pytest tests/stress --timeout=3600 $(ARGS)
+	$(BIN)/python -m pytest tests -m stress --ignore=tests/integration --timeout=3600 $(ARGS)
 
 lint: $(DEV) ## format, lint and types, changing nothing
 	$(BIN)/ruff format --check .
@@ -60,8 +62,10 @@ format: $(DEV) ## format and mend what can be mended
 bench: $(BENCH) ## all-reduce against everybody's, on this machine; writes docs/performance.md (ARGS=--quick)
 	$(BIN)/python -m benchmarks $(ARGS)
 
-docs: $(CORE) ## links, anchors and commands in the documents
+docs: $(DOCS) ## the documentation site in build/site: links, commands and every public name checked, every block of Python run
 	$(BIN)/python scripts/check_docs.py
+	$(BIN)/python -m pytest tests/unit/test_site.py tests/cluster/test_documents.py
+	$(BIN)/python -m scripts.build_site
 
 dist: $(TOOLS) ## wheel and sdist in dist/, checked; the wheel alone runs the demo in a bare environment
 	rm -rf dist build/bare
@@ -90,8 +94,16 @@ $(BENCH): $(DEV)
 	$(PIP) --editable ".[bench]" $(TORCH)
 	@touch $@
 
+$(DOCS): $(DEV)
+	$(PIP) --editable ".[docs]" $(TORCH)
+	@touch $@
+
 $(BROWSER): $(DEV)
-	$(PIP) --editable ".[browser]" $(TORCH)
+	$(PIP) --editable ".[browser$(if $(TORCH),$(comma)frameworks)]" $(TORCH)
+	@touch $@
+
+$(SCHEDULERS): $(DEV)
+	$(PIP) --editable ".[schedulers]" $(TORCH)
 	@touch $@
 
 $(TOOLS):

@@ -13,7 +13,7 @@ from tests.helpers.source import PACKAGE, imports, module_name
 LAYERS: tuple[frozenset[str], ...] = tuple(
     frozenset(line.split())
     for line in (
-        "errors",
+        "errors launchers",
         "config",
         "telemetry",
         "identity",

@@ -69,6 +69,7 @@ PUBLIC = [
     "MetricsSnapshot",
     "MpiBackend",
     "LocalGroup",
+    "LocalSteps",
     "LocalRankLostError",
     "LocalRunError",
     "NamespaceMismatchError",

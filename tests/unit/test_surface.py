@@ -6,6 +6,7 @@ from importlib import import_module, util
 
 import pytest
 
+from ringfort.errors import BackendUnavailableError
 from tests.helpers.surface import KEPT, surface
 
 
@@ -21,4 +22,8 @@ def test_what_the_documents_import_is_there(line: str) -> None:
     module, _, name = line.removeprefix("from ").partition(" import ")
     if module == "ringfort.torch" and util.find_spec("torch") is None:
         pytest.skip("needs torch")
-    assert hasattr(import_module(module), name)
+    try:
+        found = import_module(module)
+    except BackendUnavailableError as exc:  # Ray and Dask are installed by `make integration`
+        pytest.skip(str(exc))
+    assert hasattr(found, name)

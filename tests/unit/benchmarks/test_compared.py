@@ -199,3 +199,4 @@ def test_systems_at_the_same_time_share_no_core(monkeypatch: pytest.MonkeyPatch)
     assert [len(share) for share in shares] == [5, 5, 5]
     assert len({core for share in shares for core in share}) == 15
     assert cores_of(2, together=False) == [list(range(16))] * 2
+    assert cores_of(2, together=True, waits=True) == [list(range(16))] * 2

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
+
 import pytest
 
 torch = pytest.importorskip("torch")
 
-from benchmarks.compared import job  # noqa: E402
+from benchmarks.compared import job, model_options  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
@@ -39,3 +41,19 @@ def test_a_sample_that_is_in_the_mean_twice_is_named_twice() -> None:
 def test_every_member_begins_with_the_same_weights_and_data() -> None:
     assert job.digest(job.make()[0]) == job.digest(job.make()[0])
     assert torch.equal(job.Sequences().codes, job.Sequences().codes)
+
+
+def test_a_pause_takes_time_per_sample_and_changes_no_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
+    waited: list[float] = []
+    monkeypatch.setattr(job.time, "sleep", waited.append)
+    parser = argparse.ArgumentParser()
+    model_options.add_options(parser)
+    given = parser.parse_args(["--width", "32", "--layers", "1", "--pause", "7"])
+    assert parser.parse_args(model_options.options_of(given)) == given
+    chosen = torch.tensor([7, 300, 16383])
+    model, data = job.make(given)[0], job.Sequences()
+    quick = job.make(argparse.Namespace(**{**vars(given), "pause": 0.0}))[0]
+    losses = [one(chosen, data.codes[chosen]) for one in (model, quick)]
+    assert waited == [pytest.approx(0.021)]
+    assert losses[0] == losses[1]
+    assert sum(one.numel() for one in model.parameters()) < 60_000
