@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -32,10 +33,23 @@ def agents() -> tuple[Any, Callable[[Any], object]]:
     """An agent that answers, beside its group."""
     ctx = ringfort.init(timeout=TIMEOUT)
     agent = RpcAgent(ctx)
+    is_called = threading.Event()
+
+    def hold() -> None:
+        is_called.set()
+        threading.Event().wait(TIMEOUT)
+
+    def use(agent: Any) -> None:
+        if agent.rank == 1:  # in the middle of this call rank 0 goes
+            agent.rpc_sync(0, "hold")
+        assert agent.rpc_sync(1, "echo", -1) == 1
+        assert is_called.wait(TIMEOUT)
+
     agent.register("echo", abs)
+    agent.register("hold", hold)
     ctx.barrier()
     agent.context = ctx  # type: ignore[attr-defined]  # both go together
-    return agent, lambda agent: agent.rpc_sync(1 - agent.rank, "echo", -1)
+    return agent, use
 
 
 def main(how: str, what: str) -> None:
