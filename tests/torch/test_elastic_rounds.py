@@ -56,8 +56,8 @@ def test_global_weights_are_shown_and_mistakes_are_told(zygote: Zygote, tmp_path
     assert found["moved"] == [False, True, True, True] * 3
     assert "call run.step() instead" in found["optimizer"]
     assert "float64" in found["double"]
-    assert 'sync="local"' in found["double"]
-    assert "every_step or local" in found["sync"]
+    assert "with local steps" in found["double"]
+    assert "every_step, local or auto" in found["sync"]
     for name in ("every", "codec", "outer_rate", "outer_momentum"):
         assert f"{name}=" in found[name], found[name]
     assert "must be the batch (4)" in found["microbatch"]

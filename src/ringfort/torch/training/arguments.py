@@ -12,19 +12,21 @@ from ringfort.torch.training.shards import is_sharded
 from ringfort.training.elastic.dealing import Data
 from ringfort.training.elastic.handle import whole_number
 from ringfort.training.elastic.local_sum import checked_count
+from ringfort.training.elastic.rounds import RoundSettings
 
 
 class DataSettings:
     """What `elastic` was told about the data."""
 
-    def __init__(self, batch: int, seed: int, *, every: int = 1, sync: str = "") -> None:
-        """With local steps, a step of the run is a round of `every` optimizer steps."""
+    def __init__(self, batch: int, seed: int, rounds: RoundSettings | None = None) -> None:
+        """With local steps, a step of the run is a round of several optimizer steps."""
         self._batch = whole_number("batch", batch)
         if self._batch < 1:
             raise InvalidArgumentError("batch", batch, "must be the number of samples per step of the whole run")
         self._seed = whole_number("seed", seed)
-        self._local_batch, self._sync = self._batch, sync
-        self._batch *= every
+        self._local_batch, self._rounds = self._batch, rounds
+        if rounds is not None:
+            self._batch *= rounds.times
 
     def cut(
         self,
@@ -53,10 +55,17 @@ class DataSettings:
                 raise InvalidArgumentError("dataset", type(dataset).__name__, why)
             samples = len(dataset)
         size = whole_number("microbatch", microbatch)
-        if self._sync and size != self._local_batch:
-            why = f'must be the batch ({self._local_batch}) with sync="local": each one is an optimizer step'
+        if self._rounds is not None and size != self._local_batch:
+            why = f"must be the batch ({self._local_batch}) with local steps: each one is an optimizer step"
             raise InvalidArgumentError("microbatch", microbatch, why)
-        data = Data(whole_number("samples", samples), self._batch, size, self._seed, sync=self._sync)
+        data = Data(
+            whole_number("samples", samples),
+            self._batch,
+            size,
+            self._seed,
+            sync="" if self._rounds is None else str(self._rounds),
+            is_planned=self._rounds is not None and self._rounds.is_planned,
+        )
         if steps is not None:
             total = whole_number("steps", steps)
         else:

@@ -1,26 +1,20 @@
-"""Local steps in an elastic torch run (`sync="local"`): a step of the run is a round, in which each member trains by
-itself on the micro-batches that it was dealt.
+"""Local steps in an elastic torch run (`sync="local"` and `"auto"`): a step of the run is a round, in which each member
+trains by itself on the micro-batches that it was dealt. ringfort/training/elastic/rounds.py says how that fits into the
+protocol.
 
-To the protocol nothing is new. What a member adds to the sum of the step is not the gradients of its micro-batches, but
-what they have made of its weights: the global weights less its own, times the weight of its samples. So a round is
-sealed, repeated after a fault, and replayed like any other step. A member that gets the micro-batches of a lost one
-goes on with them where it is.
-
-The global weights and the outer momentum are the state of the run. The state of the optimizer, the scaler's, and what
-the codec has not sent yet are each member's own.
+A member that gets the micro-batches of a lost one goes on with them where it is. The global weights, the outer momentum
+and the plan of the next rounds are the state of the run. The state of the optimizer, the scaler's, and what the codec
+has not sent yet are each member's own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any, Final, cast
 
 import numpy as np
 
-from ringfort.collectives.ops import ReduceOp
-from ringfort.compression.compressor import GradientCompressor
 from ringfort.compression.floats import count_nonfinite
 from ringfort.context import DistributedContext
 from ringfort.errors import InvalidArgumentError
@@ -28,38 +22,12 @@ from ringfort.torch.names import torch
 from ringfort.torch.training.model_state import ModelState
 from ringfort.torch.training.tensor_sum import TensorSum
 from ringfort.torch.training.update import Update
+from ringfort.training.elastic.rounds import WORDS, RoundPlan, RoundReduction, RoundSettings
 from ringfort.training.elastic.sample_order import Array
 from ringfort.training.elastic.step import Done
-from ringfort.training.local_steps.choice import CODECS
-from ringfort.training.local_steps.outer import OuterOptimizer, OuterSettings
+from ringfort.training.local_steps.outer import OuterOptimizer
 
 _KINDS: Final = (torch.float32, torch.float16, torch.bfloat16)
-_NAME: Final = "difference"
-MOST: Final = 100_000
-
-
-@dataclass(frozen=True)
-class RoundSettings:
-    """What all members of a run with local steps have in common."""
-
-    every: int
-    """Optimizer steps in a round, of all machines together."""
-    codec: str
-    outer: OuterSettings
-
-    @classmethod
-    def of(cls, every: Any, codec: Any, rate: Any, momentum: Any) -> RoundSettings:
-        """Return the settings from what a program has passed. Raise `InvalidArgumentError` for what is invalid."""
-        if isinstance(every, bool) or not isinstance(every, int) or not 1 <= every <= MOST:
-            raise InvalidArgumentError("every", every, f"must be a whole number from 1 to {MOST}")
-        if codec not in ("none", *CODECS):
-            raise InvalidArgumentError("codec", codec, f"must be one of: none, {', '.join(CODECS)}")
-        usual = OuterSettings.usual(2, is_sparse=codec == "sparse")
-        rate, momentum = usual.rate if rate is None else rate, usual.momentum if momentum is None else momentum
-        return cls(every, codec, OuterSettings(rate, momentum))
-
-    def __str__(self) -> str:
-        return f"local, every {self.every} steps, codec {self.codec}, outer {self.outer}"
 
 
 class Rounds:
@@ -68,14 +36,14 @@ class Rounds:
     def __init__(self, model: Any, optimizer: Any, settings: RoundSettings) -> None:
         """Begin with the model's weights. Raise `InvalidArgumentError` for parameters that cannot be averaged."""
         wanted = {one for group in optimizer.param_groups for one in group["params"] if one.requires_grad}
-        self.settings = settings
+        self.reduction = RoundReduction(settings)
         self.trained: dict[str, Any] = {}
         """By name, as a state calls them."""
         for name, parameter in getattr(model, "_orig_mod", model).named_parameters():
             if parameter in wanted:
                 if parameter.dtype not in _KINDS:
                     kind = str(parameter.dtype).removeprefix("torch.")
-                    why = f'is {kind}; with sync="local" parameters must be float32, float16 or bfloat16'
+                    why = f"is {kind}; with local steps parameters must be float32, float16 or bfloat16"
                     raise InvalidArgumentError("model", name, why)
                 self.trained[_plain_name(name)] = parameter
         if not self.trained:
@@ -169,9 +137,16 @@ class RoundState(ModelState):
         tree = super()._root()
         tree["model"] = {**tree["model"], **self._rounds.in_state}
         tree["optimizer"] = {**tree["optimizer"], "state": {}}
-        return {**tree, "scaler": {}, "outer": self._rounds.velocity}
+        plan = list(self._rounds.reduction.plan.words)
+        return {**tree, "scaler": {}, "outer": self._rounds.velocity, "plan": plan}
+
+    @property
+    def planned_steps(self) -> int:
+        """The optimizer steps of a round that is opened now."""
+        return self._rounds.reduction.plan.steps
 
     def _take(self, tree: Any) -> None:
+        self._rounds.reduction.plan = RoundPlan.of(tree["plan"])
         self._rounds.restore()
         self._optimizer.state.clear()  # it belongs to other weights
         super()._take(tree)
@@ -183,6 +158,8 @@ class RoundState(ModelState):
 class RoundSum(TensorSum):
     """What local steps have changed, as the sum of one member. `overlaps` has no effect: there is nothing to send
     before the last local step."""
+
+    _words = WORDS
 
     def __init__(
         self,
@@ -197,11 +174,6 @@ class RoundSum(TensorSum):
         self._rounds = rounds
         self.local_step: Callable[[], None] = lambda: None
         """Steps the optimizer with the gradients that are there."""
-        self._compressor = GradientCompressor(rounds.settings.codec)
-        self._unsent = self._compressor.state_dict()
-        """What was not sent before this round."""
-        self._reduced: Array | None = None
-        """The latest sum that this member had a part in."""
         super().__init__(names, optimizer, buffers, overlaps=False, state_bytes=state_bytes)
 
     def refresh(self) -> None:
@@ -241,37 +213,37 @@ class RoundSum(TensorSum):
 
     def reduce(self, context: DistributedContext) -> dict[str, Array]:
         """Add up the differences of all members, out of place. What is no difference is added up exactly."""
-        self._compressor.load_state_dict(self._unsent)  # an earlier try may have changed it
         for place, is_touched in enumerate(self._touched[: self._first]):
             if place and not is_touched:
                 self._views[place].zero_()
         mine = self.staging.own()
-        edge = self._beside["float32"]
+        edge, words = self._beside["float32"], self._plan_words
         self._rounds.difference(self.count, mine["float32"][edge:])
         is_odd = count_nonfinite(mine["float32"][edge:]) > 0
         if is_odd:  # all members find it in the exact part
             mine["float32"][edge:] = 0
-        mine["float32"][: len(self.parameters)] = np.nan if is_odd else 1.0
+        mine["float32"][: words.start] = np.nan if is_odd else 1.0
+        mine["float32"][words] = 0
         total = dict[str, Array]()
         for kind, source in mine.items():
-            into = total[kind] = self.staging.memory.take(kind, source.size)
-            np.copyto(into, source)
-            parts = [into] if kind != "float32" or self._rounds.settings.codec == "none" else [into[:edge]]
-            for part in parts:
-                if part.size:
-                    context.all_reduce(part)
-        if self._rounds.settings.codec != "none":
-            into = total["float32"][edge:]
-            context.all_reduce_compressed(into, ReduceOp.SUM, self._compressor, [(_NAME, into.shape)])
-        self._inspection, self._reduced = None, total["float32"]
+            total[kind] = self.staging.memory.take(kind, source.size)
+            np.copyto(total[kind], source)
+        floats = total["float32"]
+        exact = [floats[:edge], *(total[kind] for kind in total if kind != "float32")]
+        self._rounds.reduction.add_up(context, floats[words], exact, floats[edge:])
+        self._inspection = None
+        self._rounds.reduction.reduced(floats)
         return total
 
-    def sealed(self, payload: dict[str, Array]) -> None:
-        """A round counts, and so does what its codec has not sent: unless others have reduced it without this member,
-        whose own try has failed or was of an earlier round."""
-        if payload["float32"] is self._reduced:
-            self._unsent = self._compressor.state_dict()
-        self._reduced = None  # whose memory is used again
+    @property
+    def _plan_words(self) -> slice:
+        """The place of the plan of the next rounds in a result."""
+        return slice(len(self.parameters), len(self.parameters) + WORDS)
+
+    def sealed(self, payload: dict[str, Array]) -> RoundPlan:
+        """A round counts. Return the plan that it was reduced with."""
+        floats = payload["float32"]
+        return self._rounds.reduction.sealed(floats, floats[self._plan_words].tolist())
 
     def moved(self, payload: dict[str, Array], weight: float) -> tuple[Array, list[Any]]:
         """Return the mean difference in a result, and the mean moves of buffers."""
@@ -320,9 +292,9 @@ class RoundUpdate(Update):
         named = dict[str, Any]()
         if is_applied:
             payload = cast("dict[str, Array]", done.result.payload)
-            self._round_sum.sealed(payload)
+            plan = self._round_sum.sealed(payload)
             mean, moves = self._round_sum.moved(payload, done.weight)
-            self._rounds.outer.step(mean, self._rounds.settings.outer)
+            self._rounds.outer.step(mean, self._rounds.reduction.settings.outer(plan))
             self._buffers.apply(moves)
             named = {name: torch.from_numpy(part) for name, part in self._rounds.cut(mean).items()}
         self._rounds.restore()

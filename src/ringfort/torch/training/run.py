@@ -30,7 +30,7 @@ from ringfort.torch.training.arguments import (
     schedulers_of,
 )
 from ringfort.torch.training.generators import seed_model
-from ringfort.torch.training.local_rounds import Rounds, RoundSettings, RoundState, RoundSum, RoundUpdate
+from ringfort.torch.training.local_rounds import Rounds, RoundState, RoundSum, RoundUpdate
 from ringfort.torch.training.model_buffers import ModelBuffers
 from ringfort.torch.training.model_state import ModelState
 from ringfort.torch.training.optimizer import RunOptimizer
@@ -46,12 +46,12 @@ from ringfort.training.elastic.launched import with_launcher
 from ringfort.training.elastic.memory_needs import MemoryNeeds
 from ringfort.training.elastic.options import Nonfinite, Options
 from ringfort.training.elastic.participant import Participant
+from ringfort.training.elastic.rounds import RoundSettings, Sync, round_settings
 from ringfort.training.elastic.sample_order import random_key
 from ringfort.training.elastic.state_check import own_class
 from ringfort.training.elastic.step import Done, Turn
 
 Per = Literal["step", "pass"]
-Sync = Literal["every_step", "local"]
 _LOOP: Final = "call run.backward(loss) and run.step() once for each batch of run.loader()"
 
 _ELEMENTWISE: Final = tuple(
@@ -219,6 +219,8 @@ class TorchRun(RunHandle):
         if found is None:
             return False
         run, doing = found
+        if self._run is None and self.rounds is not None:
+            self.rounds.reduction.step_seconds = run.part_seconds
         self._run = run
         if isinstance(doing, Turn):
             self._turn = doing
@@ -305,7 +307,7 @@ def _parts_for(model: Any, optimizer: Any, settings: RoundSettings | None, batch
     is_sharded = check_shards(model)
     if settings is not None:
         if is_sharded:
-            raise InvalidArgumentError("sync", "local", "a sharded model needs the same weights in every step")
+            raise InvalidArgumentError("sync", f"{settings}", "a sharded model needs the same weights in every step")
         return _round_parts(Rounds(model, optimizer, settings), batch)
     if not is_sharded:
         return Parts()
@@ -328,8 +330,8 @@ def elastic(
     seed: int = 0,
     overlap: bool = True,
     sync: Sync = "every_step",
-    every: int = 64,
-    codec: str = "int8",
+    every: int | None = None,
+    codec: str | None = None,
     outer_rate: float | None = None,
     outer_momentum: float | None = None,
     nonfinite: Nonfinite | None = None,
@@ -373,12 +375,9 @@ def elastic(
     check_model(model, optimizer)
     check_options(scaler, clip_norm, state, on_step, scheduler_per)
     told = with_launcher(nodes, name, patience)
-    if sync not in ("every_step", "local"):
-        raise InvalidArgumentError("sync", sync, "must be every_step or local")
-    settings = RoundSettings.of(every, codec, outer_rate, outer_momentum) if sync == "local" else None
+    settings = round_settings(sync, every, codec, outer_rate, outer_momentum)
     plain, schedulers = getattr(model, "_orig_mod", model), schedulers_of(scheduler)
-    told_sync, times = ("", 1) if settings is None else (str(settings), settings.every)
-    data = DataSettings(batch, seed, every=times, sync=told_sync)
+    data = DataSettings(batch, seed, settings)
     parts = _parts_for(plain, optimizer, settings, batch)
     tree = parts.state(model, optimizer, schedulers, scaler, state)
     buffers = ModelBuffers(plain)

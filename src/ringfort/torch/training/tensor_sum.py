@@ -41,6 +41,9 @@ _KINDS: Final = {"float16": "float32", "bfloat16": "float32", "float32": "float3
 class TensorSum:
     """The local sum of one member. Only for the program's thread, except the hooks."""
 
+    _words = 0
+    """Numbers behind the flags that say which parameters were used."""
+
     def __init__(
         self,
         names: dict[Any, str],
@@ -97,7 +100,7 @@ class TensorSum:
             self._handles.append(handle)
 
     def _lay_out(self) -> None:
-        used = Gradient("used", "float32", (len(self.parameters),))
+        used = Gradient("used", "float32", (len(self.parameters) + self._words,))
         buffers = [Gradient(f"buffers[{name!r}]", kind, shape) for name, kind, shape in self._buffers.described()]
         gradients = [self._described(parameter) for parameter in self.parameters]
         self._first = 1 + len(buffers)

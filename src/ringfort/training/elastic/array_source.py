@@ -13,12 +13,11 @@ from ringfort.training.elastic.sample_order import Array
 from ringfort.training.elastic.step import Done, Turn
 
 
-class ArraySource:
-    """The source of the steps of one program, whose local sum is `local`."""
+class TurnSource:
+    """What sources have in common: the micro-batches of a run."""
 
-    def __init__(self, run: Participant, local: LocalSum) -> None:
+    def __init__(self, run: Participant) -> None:
         self._run = run
-        self._local = local
 
     def advance(self) -> Turn | Done | None:
         """Return what the program has to do next; None after the last step."""
@@ -31,6 +30,20 @@ class ArraySource:
     def random_of(self, turn: Turn) -> np.random.Generator:
         """Return a new random generator for a micro-batch."""
         return self._run.random_of(turn)
+
+    def sealed(self, done: Done) -> None:
+        """The program gets a step to apply."""
+
+    def applied(self, done: Done) -> None:
+        """The program has applied it."""
+
+
+class ArraySource(TurnSource):
+    """The source of the steps of one program, whose local sum is `local`."""
+
+    def __init__(self, run: Participant, local: LocalSum) -> None:
+        super().__init__(run)
+        self._local = local
 
     def add(self, turn: Turn, gradients: Any, count: float | None, loss: float) -> None:
         """Add the gradients of a micro-batch to the local sum. If it raises an error, nothing was added: a program that

@@ -29,12 +29,15 @@ class Data:
 
     samples: int
     batch: int
-    """The samples of a step; with `is_per_member` of each member of the epoch in which the step is opened."""
+    """The samples of a step; with `is_per_member` of each member of the epoch in which the step is opened; with
+    `is_planned` of each optimizer step of a round."""
     microbatch: int
     seed: int = 0
     is_per_member: bool = False
     sync: str = ""
     """How members make a step together, if not by averaging the gradients of its micro-batches."""
+    is_planned: bool = False
+    """The state of the run says how many optimizer steps the next round has."""
 
     def __post_init__(self) -> None:
         """Raise `InvalidArgumentError` for a number that no run can have."""
@@ -66,11 +69,15 @@ class Data:
     def __str__(self) -> str:
         return f"Data({', '.join(f'{name}={value}' for name, value in self.settings.items())})"
 
-    def span(self, cursor: int, members: int = 1, *, opened: int = 0) -> Span:
-        """Return what the step at `cursor` covers that so many members open, or that was `opened` before with so many
-        samples. The last step of a pass is short: no step crosses two passes."""
+    @property
+    def _varies(self) -> bool:
+        return self.is_per_member or self.is_planned
+
+    def span(self, cursor: int, times: int = 1, *, opened: int = 0) -> Span:
+        """Return what the step at `cursor` covers that so many members open, or that has so many optimizer steps; or
+        that was `opened` before with so many samples. The last step of a pass is short: no step crosses two passes."""
         number, begin = divmod(cursor, self.samples)
-        grown = min(self.batch * members, MAX_PARTS * self.microbatch) if self.is_per_member else self.batch
+        grown = min(self.batch * times, MAX_PARTS * self.microbatch) if self._varies else self.batch
         return Span(number, begin, min(begin + (opened or grown), self.samples))
 
     @property

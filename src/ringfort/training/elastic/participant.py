@@ -74,7 +74,9 @@ class Participant:
         self.local = local
         self.checkpoints = RunCheckpoints(options.checkpoint, options.every, options.keep, options.name, f"{data}")
         self.origin = Origin(state, self.checkpoints, journal.say)
-        self.replica = Replica(data, self.origin.result, self._digest, self._sample)
+        self.replica = Replica(
+            data, self.origin.result, self._digest, self._sample, planned=lambda: state.planned_steps
+        )
         self.replica.saved = self.origin.step
         self._inspected: tuple[Result, Known] | None = None
         """The last result, and the digests of the blocks of it that were looked at."""
@@ -158,6 +160,10 @@ class Participant:
     def unit_of(self, turn: Turn) -> int:
         """Return the number of samples whose weight is 1."""
         return turn.compute.span.unit
+
+    def part_seconds(self) -> float:
+        """Return what a micro-batch takes here; 0 if unknown."""
+        return self.data.microbatch / self.meter.speed if self.meter.speed else 0.0
 
     def begin(self) -> None:
         """The program adds to the local sum next."""

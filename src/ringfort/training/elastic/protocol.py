@@ -377,7 +377,18 @@ class Standstill(Struct, frozen=True):
 class Replica:
     """One member's copy of a run: its mark, what it holds, and its local sum. The state itself is the program's."""
 
-    def __init__(self, data: Data, found: Founder, digest: Digest, sample: Sample, *, mark: Mark | None = None) -> None:
+    def __init__(
+        self,
+        data: Data,
+        found: Founder,
+        digest: Digest,
+        sample: Sample,
+        *,
+        mark: Mark | None = None,
+        planned: Callable[[], int] = lambda: 1,
+    ) -> None:
+        """`planned` returns how many optimizer steps a round has that is opened now, where the state of the run says
+        that: so all members with the same mark find the same."""
         self.data = data
         self.mark = mark or Mark()
         self.held: Held | None = None
@@ -399,6 +410,7 @@ class Replica:
         self._found = found
         self._digest = digest
         self._sample = sample
+        self._planned = planned
         self._void = 0
         self._differed = 0
         self._opened = (0, 0)
@@ -461,7 +473,7 @@ class Replica:
         what is pending and begin no step. Ends only by being closed, or by an error."""
         while True:
             reports: Sequence[Report] = yield Gather(self.report())
-            opening = settle(reports, self.data.span(self.mark.cursor, size).samples)
+            opening = settle(reports, self.data.span(self.mark.cursor, self._times(size)).samples)
             self._differed = max((report.differed for report in reports if report.mark == self.mark), default=0)
             if isinstance(opening, Continue):
                 break
@@ -486,15 +498,19 @@ class Replica:
         missing = sorted(set(range(self.data.parts(span))).difference(*opening.kept))
         deals = [Deal(self.mark, span, deal(missing, speeds)[me])]
         size = len(speeds)
-        for _ in range(max(1, AHEAD * size // self.data.parts(self.data.span(0, size)))):
+        for _ in range(max(1, AHEAD * size // self.data.parts(self.data.span(0, self._times(size))))):
             deals.append(self._deal_after(deals[-1], me, speeds))
         return deals
 
     def _deal_after(self, last: Deal, me: int, speeds: Sequence[int]) -> Deal:
         """Return what this member computes in the step after another that is dealt already."""
         mark = Mark(last.mark.branch, last.mark.step + 1, b"", last.mark.cursor + last.span.samples)
-        span = self.data.span(mark.cursor, len(speeds))
+        span = self.data.span(mark.cursor, self._times(len(speeds)))
         return Deal(mark, span, deal(range(self.data.parts(span)), speeds)[me])
+
+    def _times(self, size: int) -> int:
+        """Return how many times the batch a step has that `size` members open now."""
+        return self._planned() if self.data.is_planned else size
 
     def _adopt(
         self, number: int, me: int, size: int, lineage: str, opening: Adopt | Found

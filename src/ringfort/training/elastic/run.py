@@ -12,18 +12,22 @@ protocol.py says what happens and keeps it safe; participant.py carries it out o
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from ringfort.config import AutoDiscoveryConfig, DistributedConfig
 from ringfort.errors import InvalidArgumentError
+from ringfort.training.elastic.array_rounds import RoundSource, RoundSum, RoundTree
 from ringfort.training.elastic.array_source import ArraySource
+from ringfort.training.elastic.dealing import Data
 from ringfort.training.elastic.handle import RunHandle, data_of, whole_number
 from ringfort.training.elastic.launched import with_launcher
 from ringfort.training.elastic.local_sum import LocalSum
 from ringfort.training.elastic.options import Nonfinite, Options
+from ringfort.training.elastic.rounds import RoundSettings, Sync, round_settings
 from ringfort.training.elastic.state_tree import StateTree
-from ringfort.training.elastic.step import Done, Step, Turn
+from ringfort.training.elastic.step import Done, Source, Step, Turn
 
 
 class ElasticRun(RunHandle):
@@ -40,14 +44,15 @@ class ElasticRun(RunHandle):
         samples: int,
         batch: int | None = None,
         batch_per_member: int | None = None,
-        microbatch: int,
+        microbatch: int | None = None,
         seed: int = 0,
     ) -> Iterator[Step]:
         """Return an iterator over the steps of the run up to number `total`, from wherever the run is. The program
         applies each step before it asks for the next.
 
         A step has `batch` samples, however many members compute it, or `batch_per_member` for each member: say one of
-        the two. It is computed in micro-batches of `microbatch` samples.
+        the two. It is computed in micro-batches of `microbatch` samples. With local steps it is a round, and `batch`
+        the samples of a local step, which is one micro-batch.
 
         When the last step is applied, or after `leave()`, this machine has left the run, and the loop ends. A machine
         that comes when the run has finished gets the final state, and its loop has no steps.
@@ -58,13 +63,28 @@ class ElasticRun(RunHandle):
         Raises `InvalidArgumentError` for invalid arguments, and if the cluster has a run of this name with other data
         or another state; `GradientLayoutError` and `NonFiniteError` for gradients that the run cannot use.
         """
-        data = data_of(samples, batch, batch_per_member, microbatch, seed)
         total = whole_number("total", total)
         if total < 0:
             raise InvalidArgumentError("total", total, "must be a whole number of at least 0")
+        state = self.state
+        if isinstance(state, RoundTree):
+            data = _rounds_of(state.reduction.settings, samples, batch, batch_per_member, microbatch, seed)
+            sums = RoundSum(state)
+            self._check_first(total)
+            return self._live(total, data, sums, lambda run, first: _step(RoundSource(run, state, sums), first))
+        data, local = data_of(samples, batch, batch_per_member, microbatch, seed), LocalSum()
         self._check_first(total)
-        local = LocalSum()
         return self._live(total, data, local, lambda run, first: _step(ArraySource(run, local), first))
+
+    @contextmanager
+    def global_weights(self) -> Generator[None]:
+        """Have the weights of the last sealed step in the state, for an evaluation or to save them: with local steps
+        those that all machines have, in the middle of a round too. In every other run the state has them anyway."""
+        if not isinstance(self.state, RoundTree):
+            yield
+            return
+        with self.aside(), self.state.shown():
+            yield
 
     @property
     def step(self) -> int:
@@ -72,10 +92,30 @@ class ElasticRun(RunHandle):
         return self._sealed()
 
 
-def _step(source: ArraySource, first: Turn | Done) -> Iterator[Step]:
+def _step(source: Source, first: Turn | Done) -> Iterator[Step]:
     step = Step(source, first)
     yield step
     step.end()
+
+
+def _rounds_of(
+    settings: RoundSettings, samples: int, batch: int | None, batch_per_member: int | None, microbatch: Any, seed: int
+) -> Data:
+    """Return the data of a run with local steps."""
+    if batch_per_member is not None or batch is None:
+        raise InvalidArgumentError("batch", batch, "with local steps, pass batch=: the samples of a local step")
+    if microbatch not in (None, batch):
+        why = f"must be the batch ({batch}) with local steps: each one is an optimizer step; or leave it out"
+        raise InvalidArgumentError("microbatch", microbatch, why)
+    plain = data_of(samples, batch, None, batch, seed)
+    return Data(
+        plain.samples,
+        plain.batch * settings.times,
+        plain.batch,
+        plain.seed,
+        sync=str(settings),
+        is_planned=settings.is_planned,
+    )
 
 
 def elastic(
@@ -88,6 +128,11 @@ def elastic(
     keep: int = 3,
     patience: float | None = None,
     nonfinite: Nonfinite = "error",
+    sync: Sync = "every_step",
+    every: int | None = None,
+    codec: str | None = None,
+    outer_rate: float | None = None,
+    outer_momentum: float | None = None,
     machine_class: str = "",
     config: AutoDiscoveryConfig | None = None,
     group: DistributedConfig | None = None,
@@ -103,6 +148,13 @@ def elastic(
 
     Gradients with infinities or NaNs are an error at every member, which names the machine. With `nonfinite="skip"`
     all members skip such a step instead (`Step.skipped`), as programs with a loss scaler need it.
+
+    With `sync="local"` a step is a round: the arrays of floats in `state` are weights, which the program changes for
+    each micro-batch, and calls `step.add()` without gradients. At the end of `every` such local steps, of all machines
+    together (64), the machines average what has become of the weights, with `codec` (`none`, `int8`, `int4` or
+    `sparse`; `int8`) and an outer momentum. That takes hundreds of times fewer bytes. With `sync="auto"` the machines
+    measure links and steps, and decide how many steps a round has and with which codec, again and again. `outer_rate`
+    and `outer_momentum` are those of `ringfort.LocalSteps`.
 
     Machines of one `machine_class` must have the same bits in their state; a difference is damage. By default it is the
     processor, its vector instructions and the versions of NumPy and torch. Say it if your update runs on something
@@ -134,4 +186,5 @@ def elastic(
         group=group,
         machine_class=machine_class,
     )
-    return ElasticRun(StateTree(state), options)
+    settings = round_settings(sync, every, codec, outer_rate, outer_momentum)
+    return ElasticRun(StateTree(state) if settings is None else RoundTree(state, settings), options)

@@ -137,6 +137,11 @@ class StateTree:
         """The leaves that the program began with. Those that came later, in the place of None too, may be missing in an
         earlier image."""
 
+    @property
+    def planned_steps(self) -> int:
+        """The optimizer steps of a round that is opened now, where the state says that."""
+        return 1
+
     @cached_property
     def memory(self) -> ImageMemory:
         """The memory of its images."""

@@ -65,6 +65,14 @@ class Source(Protocol):
         """Return the mean gradients of a sealed step."""
         ...
 
+    def sealed(self, done: Done) -> None:
+        """The program gets a step to apply."""
+        ...
+
+    def applied(self, done: Done) -> None:
+        """The program has applied it."""
+        ...
+
 
 class Step:
     """One step of a run. Iterate over it to get the micro-batches that this machine computes; it ends when the step is
@@ -125,6 +133,7 @@ class Step:
                 self._next = self._source.advance()
             if isinstance(self._next, Done):
                 self._done, self._next = self._next, None
+                self._source.sealed(self._done)
                 return
             assert self._next is not None  # a run does not end inside a step
             self._turn, self._is_added = self._next, False
@@ -136,8 +145,9 @@ class Step:
             if not self._is_added:  # it stays the next one: without it the step could never be sealed
                 raise self._misuse("call step.add(...) once for each micro-batch")
 
-    def add(self, gradients: Any, *, count: float | None = None, loss: float = 0.0) -> None:
+    def add(self, gradients: Any = None, *, count: float | None = None, loss: float = 0.0) -> None:
         """Add the gradients of the current micro-batch: their means over its samples, in dicts and lists of arrays.
+        With local steps, say that the program has made its step with this micro-batch, without gradients.
         `count` is their weight, by default the number of samples; `loss` is their mean loss. With `count=0`, as for
         a micro-batch of padding alone, the values of both are ignored: a mean over nothing is NaN.
 
@@ -178,8 +188,9 @@ class Step:
 
     def end(self) -> None:
         """Say that the program has applied the step: the memory of its result is used again."""
-        self._result()
+        done = self._result()
         self._is_over = True
+        self._source.applied(done)
 
     def _result(self) -> Done:
         for _ in self:

@@ -16,13 +16,13 @@ torch = pytest.importorskip("torch")
 
 from ringfort.torch.training.local_rounds import (  # noqa: E402
     Rounds,
-    RoundSettings,
     RoundState,
     RoundSum,
     RoundUpdate,
 )
 from ringfort.torch.training.model_buffers import ModelBuffers  # noqa: E402
 from ringfort.training.elastic.protocol import Result  # noqa: E402
+from ringfort.training.elastic.rounds import RoundSettings  # noqa: E402
 from ringfort.training.elastic.step import Done  # noqa: E402
 
 _SEEDED = Lock()
@@ -34,7 +34,7 @@ def member(codec: str, kind: Any = None) -> tuple[Any, Rounds, RoundSum]:
         torch.manual_seed(3)
         model = torch.nn.Sequential(torch.nn.Linear(40, 120), torch.nn.BatchNorm1d(120)).to(kind or torch.float32)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    rounds = Rounds(model, optimizer, RoundSettings.of(8, codec, None, None))
+    rounds = Rounds(model, optimizer, RoundSettings.of("local", 8, codec, None, None))
     names = {parameter: name for name, parameter in model.named_parameters()}
     return model, rounds, RoundSum(rounds, names, optimizer, ModelBuffers(model), overlaps=True)
 
@@ -147,7 +147,7 @@ def test_other_parameters_of_the_same_number_are_refused() -> None:
     model[1].requires_grad_(False)
     model[0].weight.requires_grad_(False)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    rounds = Rounds(model, optimizer, RoundSettings.of(8, "none", None, None))
+    rounds = Rounds(model, optimizer, RoundSettings.of("local", 8, "none", None, None))
     names = {parameter: name for name, parameter in model.named_parameters()}
     sums = RoundSum(rounds, names, optimizer, ModelBuffers(model), overlaps=True)
     model[0].bias.requires_grad_(False)
@@ -161,7 +161,7 @@ def test_a_shared_parameter_has_its_global_weights_under_both_names() -> None:
     model = torch.nn.ModuleDict({"embed": torch.nn.Embedding(9, 4), "head": torch.nn.Linear(4, 9, bias=False)})
     model["head"].weight = model["embed"].weight
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    rounds = Rounds(model, optimizer, RoundSettings.of(8, "none", None, None))
+    rounds = Rounds(model, optimizer, RoundSettings.of("local", 8, "none", None, None))
     state = RoundState(rounds, model, optimizer, [], None, None)
 
     def weights() -> dict[str, bytes]:
@@ -199,7 +199,7 @@ def test_a_round_without_a_mean_keeps_what_was_not_sent_and_ends_its_pass(per: s
             result = Result("", len(unsent) + 1, 8 * len(unsent) + 8, payload)
             update.guard.remember()
             update.apply(Done(result, 2.0, 0.0, is_finite=is_finite, samples=8), ends_pass=True)
-            unsent.append(sums._unsent["tensors"]["difference"]["residual"].tobytes())
+            unsent.append(rounds.reduction.unsent["tensors"]["difference"]["residual"].tobytes())
         update.close()
         return unsent, scheduler.last_epoch
 
@@ -209,9 +209,9 @@ def test_a_round_without_a_mean_keeps_what_was_not_sent_and_ends_its_pass(per: s
 
 
 def test_settings_that_differ_in_the_last_digit_are_told_apart() -> None:
-    one, other = (str(RoundSettings.of(8, "int8", rate, None)) for rate in (1 / 3, 0.333333))
+    one, other = (str(RoundSettings.of("local", 8, "int8", rate, None)) for rate in (1 / 3, 0.333333))
     assert one != other
-    assert str(RoundSettings.of(8, "int8", 1, 0)) == str(RoundSettings.of(8, "int8", 1.0, 0.0))
+    assert str(RoundSettings.of("local", 8, "int8", 1, 0)) == str(RoundSettings.of("local", 8, "int8", 1.0, 0.0))
 
 
 @pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])

@@ -23,6 +23,7 @@ class Run:
     def __init__(self, *script: Turn | Done) -> None:
         self.script = list(script)
         self.added: list[int] = []
+        self.told: list[str] = []
 
     def advance(self) -> Turn | Done | None:
         return self.script.pop(0) if self.script else None
@@ -41,6 +42,12 @@ class Run:
     def mean_of(self, done: Done) -> Any:
         return done.weight
 
+    def sealed(self, done: Done) -> None:
+        self.told.append("sealed")
+
+    def applied(self, done: Done) -> None:
+        self.told.append("applied")
+
 
 def step_of(*script: Turn | Done) -> tuple[Step, Run]:
     run = Run(*script[1:])
@@ -56,7 +63,9 @@ def test_a_step_yields_its_parts_and_then_has_a_mean() -> None:
     for part in step:
         step.add(part)
     assert (run.added, step.mean(), step.loss, step.skipped) == ([0, 1], 4.0, 2.5, False)
+    assert run.told == ["sealed"]
     step.end()
+    assert run.told == ["sealed", "applied"]
     assert (step.number, step.loss, step.samples) == (7, 2.5, 2)
     with pytest.raises(InvalidArgumentError, match="is over"):
         step.mean()
