@@ -28,14 +28,18 @@ def main(
     hurry: str = "",
     checkpoint: str | None = None,
     grow_at: int = 0,
+    ballast: int = 0,
+    interfaces: list[str] | None = None,
     **options: Any,
 ) -> None:
     """Train for `total` rounds; slowly as long as there is no file `hurry`. After round `grow_at` the program itself
-    adds 1 to the weights, at every member."""
+    adds 1 to the weights, at every member. The weights have `ballast` more elements, which drift at random."""
     logging.getLogger("ringfort.elastic").addHandler(Handler())
     logging.getLogger("ringfort.elastic").setLevel(logging.INFO)
     state: dict[str, Any] = {"w": np.zeros(SIZE, np.float32), "half": np.zeros(2, np.float16), "rounds": 0, "name": "a"}
-    config = AutoDiscoveryConfig(interfaces=["127.0.0.1"])
+    state["ballast"] = np.zeros(ballast + 1, np.float32)
+    drift = np.random.default_rng().standard_normal(ballast + 1, np.float32) * np.float32(0.01)
+    config = AutoDiscoveryConfig(interfaces=interfaces or ["127.0.0.1"])
     options = {"sync": "local", "every": 8, **options}
     run = ringfort.elastic(
         state,
@@ -58,6 +62,7 @@ def main(
                 error = X[part] @ (state["w"] - TRUTH)
                 state["w"] -= 0.05 * X[part].T @ error / len(part)
                 state["half"] += np.float16(0.25)
+                state["ballast"] += drift
                 computed += 1
                 say(computing=step.number, computed=computed)
                 step.add(loss=float((error**2).mean()))
