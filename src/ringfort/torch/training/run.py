@@ -362,9 +362,9 @@ def elastic(
     hundreds of times fewer bytes. With `sync="auto"` the machines measure steps, links and codecs, and decide how many
     steps a round has and with which codec, again and again. `outer_rate` and `outer_momentum` are as for
     `ringfort.LocalSteps`, by default 0.6 and 0.9 (with `sparse`, and for rounds of one step, 1 and 0) however many
-    machines there are. The weights in the state are the global ones; `with run.global_weights():` has them in the model for an evaluation. What the optimizer keeps is
-    each machine's own, and begins anew at one that joins. A scheduler makes one step for each `batch` samples of all
-    machines, at the end of a round.
+    machines there are. The weights in the state are the global ones; `with run.global_weights():` has them in the
+    model for an evaluation. What the optimizer keeps is each machine's own, and begins anew at one that joins. A
+    scheduler makes one step for each `batch` samples of all machines, at the end of a round.
 
     `overlap` reduces gradients while torch computes the others. With `nonfinite="skip"` all machines skip a step whose
     gradients are infinite or NaN, which is the default with a scaler; otherwise it is an error that names the machine.
