@@ -16,6 +16,8 @@ EVERY_STEP: Final = 0.1
 """The reduction of every step may take this share of a step."""
 SHARE: Final = 0.1
 """The reduction of a round, for which the program waits, may take this share of the local steps."""
+HIDDEN_SHARE: Final = 0.5
+"""The same where the program trains meanwhile: the rest is for what was measured wrongly."""
 FEWEST: Final = 10
 """Local steps of a round: with fewer, differences are mostly noise, and outer momentum amplifies it."""
 USUAL: Final = 30
@@ -53,14 +55,19 @@ class Decision:
 
 
 def decide(
-    costs: Costs, last: Decision | None = None, *, every: int | None = None, codec: str | None = None
+    costs: Costs,
+    last: Decision | None = None,
+    *,
+    every: int | None = None,
+    codec: str | None = None,
+    share: float = SHARE,
 ) -> Decision:
     """Return how often to reduce, and how. `every` and `codec` are what the program has fixed. The `last` decision
-    stays if the costs have hardly changed."""
-    fresh = _rule(costs, 1.0, every, codec)
+    stays if the costs have hardly changed. A reduction may take this `share` of the local steps."""
+    fresh = _rule(costs, 1.0, every, codec, share)
     if last is None:
         return fresh
-    cheaper, dearer = (_rule(costs, factor, every, codec) for factor in (1 / SLACK, SLACK))
+    cheaper, dearer = (_rule(costs, factor, every, codec, share) for factor in (1 / SLACK, SLACK))
     if last.codec != fresh.codec:
         return last if last.codec in (cheaper.codec, dearer.codec) else fresh
     fewest = cheaper.every if cheaper.codec == last.codec else 1
@@ -68,13 +75,13 @@ def decide(
     return last if fewest <= last.every <= most else fresh
 
 
-def _rule(costs: Costs, factor: float, every: int | None, codec: str | None) -> Decision:
+def _rule(costs: Costs, factor: float, every: int | None, codec: str | None, share: float) -> Decision:
     step = costs.step if isfinite(costs.step) and costs.step > 0 else 0.0
     times = {name: seconds * factor for name, seconds in costs.reductions.items()}
     exact = times["none"]
     if every is None and codec in (None, "none") and exact <= EVERY_STEP * step:
         return Decision(1, "none", f"{_ms(exact)} for a step of {_ms(step)}")
-    needed = {name: _steps(times[name], step) for name in ((codec,) if codec is not None else CODECS)}
+    needed = {name: _steps(times[name], share * step) for name in ((codec,) if codec is not None else CODECS)}
     if every is not None:
         best = next((name for name, steps in needed.items() if steps <= every), list(needed)[-1])
         return Decision(every, best, _why(times, best, step, every))
@@ -87,9 +94,10 @@ def _rule(costs: Costs, factor: float, every: int | None, codec: str | None) -> 
     return Decision(MOST, name, f"nothing is fast enough: {_why(times, name, step, MOST)}")
 
 
-def _steps(seconds: float, step: float) -> int:
-    """Return how many steps keep a reduction below its share. A link that measures as zero makes its time infinite."""
-    needed = seconds / (SHARE * step) if step else MOST + 1
+def _steps(seconds: float, allowed: float) -> int:
+    """Return how many steps keep a reduction below its share, which is `allowed` for each. A link that measures as zero
+    makes its time infinite."""
+    needed = seconds / allowed if allowed else MOST + 1
     return ceil(needed) if isfinite(needed) and needed <= MOST else MOST + 1
 
 

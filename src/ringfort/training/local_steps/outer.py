@@ -63,22 +63,23 @@ class OuterOptimizer:
         self.weights = weights
         self.velocity = np.zeros_like(weights)
 
-    def step(self, difference: Array, settings: OuterSettings) -> None:
-        """Move the weights by the mean `difference` of a round."""
+    def step(self, difference: Array, settings: OuterSettings, part: slice | None = None) -> None:
+        """Move the weights, or a `part` of them, by the mean `difference` of a round."""
+        part = part or slice(0, self.weights.size)
         of_type = self.weights.dtype.type
         rate, momentum = of_type(settings.rate), of_type(settings.momentum)
         scratch = np.empty(min(_PIECE, difference.size), of_type)
         with np.errstate(over="ignore", invalid="ignore"):
             for begin in range(0, difference.size, _PIECE):
                 span = slice(begin, begin + _PIECE)
-                moved, velocity, weights = difference[span], self.velocity[span], self.weights[span]
-                part = scratch[: moved.size]
+                moved, velocity, weights = difference[span], self.velocity[part][span], self.weights[part][span]
+                change = scratch[: moved.size]
                 np.multiply(velocity, momentum, out=velocity)
                 np.add(velocity, moved, out=velocity)
-                np.multiply(velocity, momentum, out=part)
-                np.add(part, moved, out=part)
-                np.multiply(part, rate, out=part)
-                np.subtract(weights, part, out=weights)
+                np.multiply(velocity, momentum, out=change)
+                np.add(change, moved, out=change)
+                np.multiply(change, rate, out=change)
+                np.subtract(weights, change, out=weights)
 
     def state_dict(self) -> dict[str, Array]:
         """Return copies of weights and momentum."""

@@ -8,36 +8,49 @@ weights. That takes hundreds of times fewer bytes than averaging gradients in ev
 
 The ranks go through a round without any communication. At its end they tell each other in one small message what they
 have done, add up their differences, and each moves the global weights by the mean (`OuterOptimizer`).
+
+With `fragments`, parts of the weights take turns, and the ranks go on training while a part is reduced (Streaming
+DiLoCo, arXiv:2501.18512). A round has a turn for each part. At the end of a turn, a rank takes over the part that was
+begun a turn ago, and begins the next one. All ranks begin the same parts in the same order, so the global weights have
+the same bits everywhere, whenever a rank takes them over.
 """
 
 from __future__ import annotations
 
 import logging
 import time
+from collections import deque
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
-from dataclasses import replace
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from numbers import Integral, Real
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeVar, cast
 
 import numpy as np
 
+from ringfort.backends.sub import SubBackend
+from ringfort.collectives.algorithms import split
+from ringfort.collectives.all_gather import all_gather
+from ringfort.collectives.all_reduce import all_reduce
 from ringfort.collectives.ops import ReduceOp
-from ringfort.compression import auto
+from ringfort.collectives.plan import Operation
+from ringfort.collectives.work import Work
+from ringfort.compression import auto, collective as compressed
 from ringfort.compression.compressor import GradientCompressor
 from ringfort.compression.floats import count_nonfinite
 from ringfort.compression.strategy import CompressionStrategy
-from ringfort.errors import InvalidArgumentError, NonFiniteError
+from ringfort.errors import DistributedError, InvalidArgumentError, NonFiniteError
 from ringfort.telemetry.trace import own_trace
 from ringfort.training.gradients import compare_listings
 from ringfort.training.local_steps import choice
-from ringfort.training.local_steps.choice import CODECS, DECIDE_AFTER, Costs, Decision
+from ringfort.training.local_steps.choice import CODECS, DECIDE_AFTER, HIDDEN_SHARE, SHARE, Costs, Decision
 from ringfort.training.local_steps.outer import OuterOptimizer, OuterSettings
 from ringfort.training.local_steps.pace import Pace, Weighting, check_weighting, shares, steps_of
 from ringfort.training.local_steps.weights_view import WeightsView
 from ringfort.transport.reducer import Array
 
 if TYPE_CHECKING:
+    from ringfort.backends.group import Group
     from ringfort.context import DistributedContext
 
 Codec = Literal["auto", "none", "int8", "int4", "sparse"]
@@ -45,9 +58,47 @@ Tree = TypeVar("Tree")
 _FIRST: Final = 5
 """Local steps of the first round, after which the speeds of all ranks are known."""
 _MOST: Final = 1_000_000
+_MOST_FRAGMENTS: Final = 64
+_KEPT: Final = 0.5
+"""What a rank keeps of its own weights when it takes over a part that was reduced while it trained: it has made steps
+since (arXiv:2501.18512)."""
 _NAME: Final = "difference"
 
 logger = logging.getLogger("ringfort.local_steps")
+
+
+class _Told(NamedTuple):
+    """What came of the reduction of a part: the same at every rank."""
+
+    samples: float
+    """What all ranks have done since the reduction before."""
+    seconds: list[float]
+    """Of a step of each rank; 0 if unknown."""
+    mean: Array | None
+    """The mean difference. None if no rank has made a step since the last reduction of this part."""
+    settings: OuterSettings
+    decision: Decision | None
+    """How the next rounds go, if that was decided."""
+
+
+@dataclass
+class _Part:
+    """A part of the weights."""
+
+    span: slice
+    name: str
+    steps: int = 0
+    """Of this rank, since the last reduction of the part was begun."""
+    samples: float = 0.0
+
+
+class _Pending(NamedTuple):
+    """A part that is being reduced."""
+
+    place: int
+    work: Work
+    steps: int
+    """Of this rank, which are not in `LocalSteps.samples` yet."""
 
 
 class LocalSteps:
@@ -65,6 +116,7 @@ class LocalSteps:
         rounds: int | None = None,
         outer_rate: float | None = None,
         outer_momentum: float | None = None,
+        fragments: int = 1,
     ) -> None:
         """Begin with the weights of rank 0, which are written into every rank's tree.
 
@@ -83,6 +135,9 @@ class LocalSteps:
                 outer momentum, and used.
             outer_rate: of the outer step; by default 0.6, from five ranks on 0.8.
             outer_momentum: of the outer step; by default 0.9.
+            fragments: with more than 1, so many parts of the weights take turns in a round, and each is reduced while
+                the ranks train on: nobody waits for the wire. A rank then has its own weights between rounds too; at
+                the end of a training call `end_round()`, which gives all ranks the same ones.
 
         Every rank must pass the same shapes, element types and settings: a difference raises `GradientMismatchError`
         at all ranks, with the first one. Raises `InvalidArgumentError` for invalid arguments and for arrays that are
@@ -103,10 +158,20 @@ class LocalSteps:
         self.remove_hook: Callable[[], object] = lambda: None
         """Stops the counting of an optimizer's steps, if an optimizer counts them."""
         self._view = WeightsView(tree)
+        number = _whole("fragments", fragments, min(_MOST_FRAGMENTS, self._view.size))
+        spans = [slice(*span) for span in split(self._view.size, number)]
+        names = [_NAME] if number == 1 else [f"{_NAME} {place}" for place in range(number)]
+        self._parts = [_Part(span, name) for span, name in zip(spans, names, strict=True)]
         self._group = ctx.group
         if ctx.world_size > 1:
             asked = f"every={every}, codec={codec}, weighting={weighting}, pace={pace}, rounds={rounds}"
+            asked = f"{asked}, fragments={fragments}"
             compare_listings(ctx, (f"{asked}, outer={self._outer_asked}", *self._view.listing))
+        # What runs in the background must not get between the program's own collectives.
+        self._side = ctx
+        if ctx.world_size > 1 and number > 1:
+            self._side = ctx.over(SubBackend(ctx.backend, range(ctx.world_size)))
+        self._pending: _Pending | None = None
         self._outer = OuterOptimizer(self._view.read(tree))
         self._compressor = GradientCompressor(CompressionStrategy.NONE)
         self._pace = Pace()
@@ -143,40 +208,42 @@ class LocalSteps:
         self._pace.took(now - self._since)
         self._since = now
         self._steps += 1
-        self._own += float(samples)
+        self._new_steps += 1
+        self._new_samples += float(samples)
+        for part in self._parts:
+            part.steps += 1
+            part.samples += float(samples)
         own_trace().mark(self.ctx)
         if self.ctx.world_size == 1:
             self.samples += float(samples)
+        elif self._takes_turns:
+            while self._steps * len(self._parts) >= self._planned * (self._turn + 1):
+                self._end_turn()
         elif self._steps >= self._planned:
             self.end_round()
         return self.tree
 
     def end_round(self, tree: Tree | None = None) -> Tree:
-        """End the round now, with the steps that were made. A collective: every rank calls it in the same round, such
-        as at the end of a training that is not a whole number of rounds. If no rank has made a step since the last
-        round, nothing changes. Return the tree.
+        """End the round now, with the steps that were made: afterwards all ranks have the same weights. A collective:
+        every rank calls it in the same round (and with `fragments` after the same turn, as at the end of a loop over
+        `samples`). If no rank has made a step since the last round, nothing changes. Return the tree.
 
         Raises what `step` raises.
         """
         self._take(tree)
         if self.ctx.world_size > 1:
-            difference = self._view.difference(self._outer.weights, self.tree)
-            rows = self._tell(difference)
-            steps, samples = [int(row[0]) for row in rows], [float(row[1]) for row in rows]
-            if any(steps):  # else the outer momentum would move the weights alone
-                share = shares(self._weighting, steps, samples)[self.ctx.rank]
-                self._reduce(difference, share, has_unsent=any(row[5] for row in rows))
-                self.samples += sum(samples)
-                self.number += 1
-                self._decide(rows)
-                seconds = [0.0 if self._is_even else float(row[2]) for row in rows]
-                self._begin_round(steps_of(self.decision.every, seconds)[self.ctx.rank], sum(samples))
+            self._merge()
+            for place in range(len(self._parts)):
+                self._apply(place, self._side.issue(self._reduction(place), False), kept=0.0)
+            self._adopt()
+            self._begin_round()
         self._since = time.perf_counter()
         return self.tree
 
     @property
     def ended_round(self) -> bool:
-        """Whether the last `step` has ended a round, so that the weights are the global ones: alone they always are."""
+        """Whether the last `step` has ended a round, so that the weights are the global ones (without `fragments`):
+        alone they always are."""
         return self._steps == 0 or self.ctx.world_size == 1
 
     @property
@@ -185,14 +252,16 @@ class LocalSteps:
         every step of this rank, and is exact at the end of a round."""
         if self.ctx.world_size == 1:
             return self.samples
-        share = min(1.0, self._steps / self._planned)
-        return self.samples + (self._last_total * share or self._own * self.ctx.world_size)
+        pending = 0 if self._pending is None else self._pending.steps
+        share = min(1.0, (self._new_steps + pending) / self._planned)
+        return self.samples + (sum(self._last_totals) * share or self._new_samples * self.ctx.world_size)
 
     @contextmanager
     def global_weights(self) -> Generator[Any]:
         """Have the global weights in the tree, for an evaluation or a checkpoint: those of the last round, without the
         local steps since. After the block the tree has its own weights again. Gives the tree."""
         begun = time.perf_counter()
+        self._merge()
         if self.ctx.world_size == 1:
             yield self.tree
         else:
@@ -208,8 +277,9 @@ class LocalSteps:
         """Drop the local steps of this round: write the global weights into the tree, and return it. A rank that does
         so alone arrives later than the others."""
         if self.ctx.world_size > 1:
+            self._merge()
             self.tree = self._view.write(self._outer.weights, self.tree)
-            self._steps, self._own, self._since = 0, 0.0, time.perf_counter()
+            self._forget_steps()
         return self.tree
 
     # --- checkpoints --------------------------------------------------------------------------------------------------
@@ -217,6 +287,7 @@ class LocalSteps:
     def state_dict(self) -> dict[str, Any]:
         """Return a copy of the global weights, the outer momentum, the counters, and what this rank has not sent
         yet."""
+        self._merge()
         if self.ctx.world_size == 1:  # no round ends, and all steps count
             self._outer.weights[...] = self._view.read(self.tree)
         return {
@@ -232,6 +303,10 @@ class LocalSteps:
 
         Raises `InvalidArgumentError` for anything else; nothing has changed then.
         """
+        if self._pending is not None:
+            with suppress(DistributedError):  # what came of it does not count any more
+                self._pending.work.wait()
+            self._pending = None
         if state is not None:
             if not isinstance(state, dict) or not {"number", "samples", "compressor"} <= set(state):  # pyright: ignore[reportUnnecessaryIsInstance]
                 raise InvalidArgumentError("state", type(state).__name__, "must be what state_dict() has returned")
@@ -253,10 +328,20 @@ class LocalSteps:
             why = "must be passed to every step, because its arrays cannot be written: tree = local.step(tree)"
             raise InvalidArgumentError("tree", None, why)
 
-    def _begin_round(self, planned: int, total: float) -> None:
-        self._planned, self._steps, self._own = planned, 0, 0.0
-        self._last_total = total
-        """The samples of all ranks in the round before."""
+    @property
+    def _takes_turns(self) -> bool:
+        """Whether a round is long enough for a turn of each part: all ranks find the same."""
+        return 1 < len(self._parts) <= self.decision.every
+
+    def _begin_round(self) -> None:
+        self._steps = self._turn = 0
+
+    def _forget_steps(self) -> None:
+        """Begin a round with the global weights."""
+        self._begin_round()
+        self._new_steps, self._new_samples, self._since = 0, 0.0, time.perf_counter()
+        for part in self._parts:
+            part.steps, part.samples = 0, 0.0
 
     def _begin_at_root(self) -> None:
         """All ranks take the weights, the momentum and the counters of rank 0. What was decided before does not count
@@ -268,44 +353,114 @@ class LocalSteps:
             self.number, self.samples = int(counters[0]), float(counters[1])
         self.tree = self._view.write(self._outer.weights, self.tree)
         self.decision, self._begun = self._first_decision(), self.number
-        self._begin_round(min(_FIRST, self.decision.every), 0.0)
-        self._since = time.perf_counter()
+        self._planned = min(_FIRST, self.decision.every)
+        self._news: _Told | None = None
+        """What the last round has told of the next ones."""
+        self._reductions = 0
+        """Those that were taken over since."""
+        self._last_totals: deque[float] = deque(maxlen=len(self._parts))
+        """The samples of all ranks in the last turns."""
+        self._forget_steps()
 
     def _first_decision(self) -> Decision:
         return Decision(self._every or _FIRST, self._codec or "none", "nothing is measured yet")
 
-    def _tell(self, difference: Array) -> Array:
-        """Return what each rank has done: steps, samples, seconds of a step, the round, elements that are not finite,
-        and whether it has something that was not sent. Raise `NonFiniteError` at every rank if there are such elements.
-        """
-        odd, has_unsent = count_nonfinite(difference), bool(self._compressor.names)
-        row = np.array([self._steps, self._own, self._pace.seconds, self.number, odd, has_unsent], np.float64)
-        rows = self.ctx.all_gather(row)
-        found = {rank: int(row[4]) for rank, row in enumerate(rows) if row[4]}
-        if found:
-            raise NonFiniteError("the weights after this round", found)
-        if len({row[3] for row in rows}) > 1:
-            numbers = [int(row[3]) for row in rows]
-            why = f"the ranks are in rounds {numbers}; after an error, load_state_dict() at all of them"
-            raise InvalidArgumentError("LocalSteps", f"round {self.number}", why)
-        return rows
+    def _end_turn(self) -> None:
+        """Take over the part that is being reduced, and begin with the next one."""
+        self._merge()
+        self._adopt()
+        if not self._takes_turns:  # from now on, as was decided with the part that was just taken over
+            self.end_round()
+            return
+        operation, steps, place = self._reduction(self._turn), self._new_steps, self._turn
+        self._pending = _Pending(place, self._side.issue(operation, True), steps)
+        self._new_steps, self._new_samples = 0, 0.0
+        self._parts[place].steps, self._parts[place].samples = 0, 0.0
+        self._turn += 1
+        if self._turn == len(self._parts):
+            self._begin_round()
+        self._since = time.perf_counter()
 
-    def _reduce(self, difference: Array, own: float, *, has_unsent: bool) -> None:
-        """Move the global weights by the mean difference, to which this rank's counts `own`, and write them into the
-        tree. `has_unsent` says whether any rank has something that was not sent."""
-        codec = self.decision.codec
-        self._compressor.strategy = CompressionStrategy.parse(codec)
-        if codec == "none" and not has_unsent:
-            difference *= difference.dtype.type(own)
-            self.ctx.all_reduce(difference)
-        else:
-            tensors = [(_NAME, difference.shape)]
-            self.ctx.all_reduce_compressed(difference, ReduceOp.premul_sum(own), self._compressor, tensors)
-        is_mean = self.decision.every == 1  # of single steps, which have their momentum in the optimizer
-        self._outer.step(
-            difference, OuterSettings(1.0, 0.0) if is_mean else self._settings(is_sparse=codec == "sparse")
+    def _merge(self) -> None:
+        """Take over the part that is being reduced, if any: wait for it."""
+        if self._pending is not None:
+            pending, self._pending = self._pending, None
+            self._apply(pending.place, pending.work.wait(), kept=_KEPT)
+
+    def _reduction(self, place: int) -> Operation:
+        """Return the operation that tells the others what this rank has done, and reduces a part of the weights. It
+        touches nothing that local steps change."""
+        part, group = self._parts[place], self._side.group
+        difference = self._view.difference(self._outer.weights, self.tree, part.span)
+        is_last = place == len(self._parts) - 1
+        is_due = is_last and not self._is_fixed and not (self.number - self._begun) % DECIDE_AFTER
+        decision, odd = self.decision, count_nonfinite(difference)
+        has_unsent = part.name in self._compressor.names
+        row = np.array(
+            [part.steps, part.samples, self._pace.seconds, self._reductions, odd, has_unsent, self._new_samples],
+            np.float64,
         )
-        self.tree = self._view.write(self._outer.weights, self.tree)
+
+        def run() -> _Told:
+            rows = all_gather(group, row).run()
+            _check(rows)
+            seconds, settings = [float(one) for one in rows[:, 2]], self._outer_settings(decision)
+            if not rows[:, 0].any():  # outer momentum would move the weights alone
+                return _Told(0.0, seconds, None, settings, None)
+            share = shares(self._weighting, [int(one) for one in rows[:, 0]], [float(one) for one in rows[:, 1]])
+            self._reduce(group, part.name, difference, share[group.rank], decision, has_unsent=bool(rows[:, 5].any()))
+            decided = self._decide(group, seconds) if is_due else None
+            return _Told(float(rows[:, 6].sum()), seconds, difference, settings, decided)
+
+        return Operation("all_reduce", difference.nbytes, run)
+
+    def _reduce(
+        self, group: Group, name: str, difference: Array, own: float, decision: Decision, *, has_unsent: bool
+    ) -> None:
+        """Replace the difference of a part by the mean, to which this rank's counts `own`. `has_unsent` says whether
+        any rank has something that was not sent."""
+        if decision.codec == "none" and not has_unsent:
+            difference *= difference.dtype.type(own)
+            all_reduce(group, difference, ReduceOp.SUM).run()
+            return
+        self._compressor.strategy = CompressionStrategy.parse(decision.codec)
+        tensors, op = [(name, difference.shape)], ReduceOp.premul_sum(own)
+        metrics = self._side.metrics
+        compressed.all_reduce(
+            group, difference, op, compression=self._compressor, tensors=tensors, metrics=metrics
+        ).run()
+
+    def _apply(self, place: int, told: _Told, *, kept: float) -> None:
+        """Move the global weights of a part by their mean difference, and write them into the tree. Of the tree's own
+        `kept` stays."""
+        part = self._parts[place]
+        if told.mean is not None:
+            self._outer.step(told.mean, told.settings, part.span)
+            self.samples += told.samples
+            self._last_totals.append(told.samples)
+        if told.mean is not None or len(self._parts) > 1:
+            self.tree = self._view.write(self._outer.weights, self.tree, part.span, kept=kept)
+        self._reductions += 1
+        if not kept:
+            part.steps, part.samples = 0, 0.0
+            self._new_steps, self._new_samples = 0, 0.0
+        if place == len(self._parts) - 1 and told.mean is not None:
+            self.number += 1
+            self._news = told
+
+    def _adopt(self) -> None:
+        """Plan the next round by what the last one has told: only where a turn or a round ends, so that all ranks do
+        it after the same number of steps, whoever has looked at the global weights before."""
+        if self._news is not None:
+            self.decision = self._news.decision or self.decision
+            seconds = [0.0] * self.ctx.world_size if self._is_even else self._news.seconds
+            self._planned = steps_of(self.decision.every, seconds)[self.ctx.rank]
+            self._news = None
+
+    def _outer_settings(self, decision: Decision) -> OuterSettings:
+        if decision.every == 1:  # the mean of single steps, which have their momentum in the optimizer
+            return OuterSettings(1.0, 0.0)
+        return self._settings(is_sparse=decision.codec == "sparse")
 
     def _settings(self, *, is_sparse: bool) -> OuterSettings:
         usual = OuterSettings.usual(self.ctx.world_size, self._rounds, is_sparse=is_sparse)
@@ -313,23 +468,36 @@ class LocalSteps:
         usual = usual if rate is None else replace(usual, rate=rate)
         return usual if momentum is None else replace(usual, momentum=momentum)
 
-    def _decide(self, rows: Array) -> None:
-        """Decide how the next rounds go. Every rank has the same numbers, and decides the same."""
-        is_fixed = self._every is not None and self._codec is not None
-        rounds = self.number - self._begun
-        if is_fixed or (rounds - 1) % DECIDE_AFTER:
-            return
-        known = [float(row[2]) for row in rows if row[2] > 0]
-        table = auto.measure_again(self.ctx.group)
-        shapes = [(self._view.size,)]
-        times = {name: table.predict(CompressionStrategy.parse(name), shapes) for name in ("none", *CODECS)}
-        costs = Costs(min(known, default=0.0), times)
-        last = None if rounds == 1 else self.decision
-        self.decision = choice.decide(costs, last, every=self._every, codec=self._codec)
-        if last is None or (last.every, last.codec) != (self.decision.every, self.decision.codec):
-            text = f"Local steps: {self.decision}: {self.decision.why}"
+    @property
+    def _is_fixed(self) -> bool:
+        return self._every is not None and self._codec is not None
+
+    def _decide(self, group: Group, seconds: list[float]) -> Decision:
+        """Return how the next rounds go. Every rank has the same numbers, and decides the same."""
+        table, shapes = auto.measure_again(group), [(part.span.stop - part.span.start,) for part in self._parts]
+        strategies = {name: CompressionStrategy.parse(name) for name in ("none", *CODECS)}
+        times = {name: sum(table.predict(one, [shape]) for shape in shapes) for name, one in strategies.items()}
+        costs = Costs(min((one for one in seconds if one > 0), default=0.0), times)
+        last = None if self.number == self._begun else self.decision
+        share = HIDDEN_SHARE if len(self._parts) > 1 else SHARE
+        decision = choice.decide(costs, last, every=self._every, codec=self._codec, share=share)
+        if last is None or (last.every, last.codec) != (decision.every, decision.codec):
+            text = f"Local steps: {decision}: {decision.why}"
             logger.info("%s", text)
             own_trace().event("local_steps", text)
+        return decision
+
+
+def _check(rows: Array) -> None:
+    """Raise `NonFiniteError` at every rank if one has weights that are not finite, and `InvalidArgumentError` if they
+    are not at the same reduction."""
+    found = {rank: int(row[4]) for rank, row in enumerate(rows) if row[4]}
+    if found:
+        raise NonFiniteError("the weights after this round", found)
+    if len({row[3] for row in rows}) > 1:
+        numbers = [int(row[3]) for row in rows]
+        why = f"the ranks have made {numbers} reductions; after an error, load_state_dict() at all of them"
+        raise InvalidArgumentError("LocalSteps", "out of step", why)
 
 
 def _whole(name: str, value: Any, most: int) -> int:

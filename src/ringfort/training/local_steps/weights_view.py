@@ -45,20 +45,33 @@ class WeightsView:
             flat[span] = _wide(view)
         return flat
 
-    def difference(self, weights: Array, tree: Any) -> Array:
-        """Return what `weights` were in the tree when they were written there, less what they are now."""
-        found = np.empty(self.size, self.dtype)
+    def difference(self, weights: Array, tree: Any, part: slice | None = None) -> Array:
+        """Return what `weights` were in the tree when they were written there, less what they are now: of a `part` of
+        the elements, or of all."""
+        part = part or slice(0, self.size)
+        found = np.empty(part.stop - part.start, self.dtype)
         with np.errstate(over="ignore", invalid="ignore"):
             for view, span in self._views(tree):
-                np.subtract(_rounded(weights[span], view), _wide(view), out=found[span])
+                inside, here = _common(span, part)
+                if inside.start < inside.stop:
+                    mine = _rounded(weights[span], view)[inside]
+                    np.subtract(mine, _wide(view)[inside], out=found[here])
         return found
 
-    def write(self, weights: Array, tree: Any) -> Any:
-        """Write `weights` into the tree, rounded to the type of each array. Return the tree; where arrays cannot be
-        written, one with new arrays."""
+    def write(self, weights: Array, tree: Any, part: slice | None = None, *, kept: float = 0.0) -> Any:
+        """Write `weights` into the tree, rounded to the type of each array: a `part` of the elements, or all. Of what
+        is there now, `kept` stays: 0.5 is the mean of both. Return the tree; where arrays cannot be written, one with
+        new arrays."""
+        part = part or slice(0, self.size)
         results = list[Any]()
         for view, span in self._views(tree, writable=True):
-            _write(weights[span], view)
+            inside, _ = _common(span, part)
+            if inside.start < inside.stop:
+                values = weights[span]
+                if kept or inside != slice(0, values.size):
+                    values, new = _wide(view).astype(self.dtype), values[inside]
+                    values[inside] = new if not kept else kept * values[inside] + (1 - kept) * new
+                _write(values, view)
             results.append(view.finish())
         made = iter(results)
         return rebuild(tree, (None if leaf is None else next(made) for _, leaf in walk(tree, "tree")))
@@ -84,6 +97,14 @@ def _leaves(tree: Any, *, writable: bool = True) -> Iterator[tuple[str, Leaf | N
             why = "must be an array of floats; leave it out, or convert it"
             raise InvalidArgumentError(path, view.kind.name, why)
         yield path, Leaf(path, array, view)
+
+
+def _common(span: slice, part: slice) -> tuple[slice, slice]:
+    """Return the elements that an array, which lies at `span`, has in common with a `part` of all: where they are in
+    the array, and where in the part."""
+    begin, end = max(span.start, part.start), min(span.stop, part.stop)
+    end = max(begin, end)
+    return slice(begin - span.start, end - span.start), slice(begin - part.start, end - part.start)
 
 
 def _wide(view: ArrayView) -> Array:
