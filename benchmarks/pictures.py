@@ -57,3 +57,27 @@ def draw_scaling(
     panel.grid(visible=True, alpha=0.3)
     panel.legend(fontsize="small")
     figure.savefig(path, dpi=DPI)
+
+
+def draw_slow_links(
+    lines: dict[str, tuple[Any, Any, str]], times: dict[str, dict[str, dict[str, float]]], path: Path
+) -> None:
+    """Loss against time on each wire, and against bytes. `lines` are units, loss, and the name of the way."""
+    figure, panels = _figure(6.0 * (len(times) + 1), len(times) + 1)
+    for number, (title, (units, loss, way)) in enumerate(lines.items()):
+        style = "-" if title.startswith(("LocalSteps", "ours", "the same with int8")) else "--"
+        look = {"color": f"C{number % 10}", "linestyle": style if way != "alone" else ":", "label": title}
+        for panel, (rate, measured) in zip(panels, times.items(), strict=False):
+            panel.plot(units * measured[way]["seconds"], loss, **look)
+            panel.set_title(rate)
+            panel.set_xlabel("seconds")
+        if way != "alone":
+            nbytes = next(iter(times.values()))[way]["bytes"]
+            panels[-1].plot(units * nbytes, loss, **look)
+    for panel in panels:
+        panel.set_xscale("log")
+        panel.set_ylabel("validation loss")
+        panel.grid(visible=True, alpha=0.3)
+    panels[-1].set_xlabel("bytes sent by a machine")
+    panels[-1].legend(fontsize="x-small", loc="center left", bbox_to_anchor=(1, 0.5))
+    figure.savefig(path, dpi=DPI)

@@ -1,24 +1,23 @@
 """How well do two uneven machines learn together? Real training, in one process: the learning half of `slow_links`.
 
 A byte-level transformer learns Python's own source; 5% of it is held back. There are a fast machine and one of half its
-speed. Time is counted in steps of the fast machine: the members of an arm compute one after the other, and what each
-would do at the same time counts once. Codecs, error feedback and outer optimizer are the real ones (those of
-`ringfort.LocalSteps`). What communication costs is measured elsewhere, on real links.
+speed. Time is counted in units, the steps of the fast machine: the members of an arm compute one after the other, and
+what each would do at the same time counts once. Codecs, error feedback and outer optimizer are the real ones (those of
+`ringfort.LocalSteps`). What a unit takes with its communication is measured on real links by `slow_links_timing`.
 
 The learning rate of every arm is searched on one small grid, with a seed of its own; then the arm is run with the other
-seeds. Arms that differ only in codec, weighting or length share one search. The rate rises for 5% of the samples, and
+seeds. Arms that differ only in codec, fragments or length share one search. The rate rises for 5% of the samples, and
 falls as a cosine.
 """
 
 from __future__ import annotations
 
 import json
-import sys
 import sysconfig
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from itertools import chain
+from functools import cache
 from math import cos, pi
 from pathlib import Path
 from typing import Any
@@ -29,14 +28,17 @@ from torch import nn
 from torch.nn import functional
 
 from ringfort import GradientCompressor
+from ringfort.collectives.algorithms import split
 from ringfort.compression import encoded
 from ringfort.training.local_steps.outer import OuterOptimizer, OuterSettings
 from ringfort.training.local_steps.pace import shares
 
 SPEEDS = (1.0, 0.5)
-RATES = (2.5e-4, 5e-4, 1e-3, 2e-3, 4e-3, 8e-3)
+RATES = (1e-3, 2e-3, 4e-3, 8e-3)
 """The grid of learning rates. The search begins in the middle and ends at the best one whose neighbours are worse."""
-FIRST_RATES = (1e-3, 2e-3)
+FIRST_RATES = (2e-3, 4e-3)
+LEARNING_RATE = 2e-3
+"""Where only time is measured."""
 TUNING_SEED = 99
 WARM_UP = 0.05
 LOOKS = 20
@@ -46,14 +48,11 @@ LOOKS = 20
 class Scale:
     """How large an experiment is."""
 
-    units: int = 960
-    """Steps of the fast machine."""
+    units: int = 2400
     width: int = 64
     layers: int = 2
     context: int = 64
     batch: int = 8
-    every: int = 12
-    """Local steps of the fast machine in a round."""
 
 
 @dataclass(frozen=True)
@@ -68,30 +67,44 @@ class Arm:
     is_even: bool = False
     """All machines make the same steps, at the pace of the slowest, as DDP does."""
     accumulate: int = 1
+    every: int = 5
+    """Local steps of the fast machine in a round."""
     codec: str = "none"
+    fragments: int = 1
     weighting: Any = "samples"
-    outer: tuple[float, float] = (0.6, 0.9)
+    outer: tuple[float, float] = (1.0, 0.0)
     tuned_as: str = ""
     """The arm whose learning rate this one gets."""
 
 
-ALONE, LOCAL = "the fast machine alone", "ours, local"
+def _local(every: int, codec: str = "none", fragments: int = 1, **other: Any) -> Arm:
+    name, first = f"local, {every}, {codec}, {fragments}", f"local, {every}, none, 1"
+    return Arm(name, "local", every=every, codec=codec, fragments=fragments, tuned_as=first, **other)
+
+
+ALONE = "alone"
+LENGTHS = (1.25, 1.5)
 ARMS = (
     Arm(ALONE, "alone"),
-    Arm(LOCAL, "local"),
-    Arm(f"{ALONE}, 1.5 times as long", "alone", longer=1.5, tuned_as=ALONE),
-    Arm("ours, every step", "sync"),
-    Arm("ours, local, sparse", "local", codec="sparse", outer=(1.0, 0.0)),
-    Arm("ours, local, plain mean", "local", outer=(1.0, 0.0)),
+    _local(5),
+    *(Arm(f"alone, {longer} times as long", "alone", longer=longer, tuned_as=ALONE) for longer in LENGTHS),
+    Arm("every step", "sync"),
     Arm("DDP", "sync", is_even=True),
-    Arm("ours, local, weighting uniform", "local", weighting="uniform", tuned_as=LOCAL),
-    Arm("ours, local, weighting normalized", "local", weighting="normalized", tuned_as=LOCAL),
-    Arm("ours, local, int8", "local", codec="int8", tuned_as=LOCAL),
-    Arm("ours, local, int4", "local", codec="int4", tuned_as=LOCAL),
+    _local(10),
+    _local(20),
+    _local(5, "int8"),
+    _local(5, "int4", 4),
+    _local(10, "int4", 4),
+    _local(5, "sparse"),
+    _local(20, "sparse"),
+    _local(20, "sparse", 4),
     Arm("DDP, accumulation 4", "sync", is_even=True, accumulate=4),
     Arm("DDP, accumulation 16", "sync", is_even=True, accumulate=16),
     Arm("DDP, accumulation 64", "sync", is_even=True, accumulate=64),
-    Arm("PostLocalSGD", "local", is_even=True, weighting="uniform", outer=(1.0, 0.0)),
+    Arm("PostLocalSGD, 16", "local", is_even=True, every=16, weighting="uniform"),
+    Arm("local, 20, Nesterov 0.6, 0.9", "local", every=20, outer=(0.6, 0.9)),
+    Arm("local, 10, weighting uniform", "local", every=10, weighting="uniform", tuned_as="local, 10, none, 1"),
+    Arm("local, 10, weighting normalized", "local", every=10, weighting="normalized", tuned_as="local, 10, none, 1"),
 )
 
 
@@ -135,6 +148,7 @@ class Block(nn.Module):
         return x + self.down(functional.gelu(self.up(self.norms[1](x))))
 
 
+@cache
 def corpus() -> tuple[np.ndarray, np.ndarray]:
     """Return Python's own source as bytes: what is learned, and what is held back."""
     root = Path(sysconfig.get_path("stdlib"))
@@ -144,13 +158,24 @@ def corpus() -> tuple[np.ndarray, np.ndarray]:
     return data[:edge], data[edge:]
 
 
+def rows_at(data: np.ndarray, places: np.ndarray, scale: Scale) -> torch.Tensor:
+    """Return the sequences that begin at `places`."""
+    return torch.from_numpy(data[places[:, None] + np.arange(scale.context + 1)].astype(np.int64))
+
+
+def random_rows(scale: Scale, count: int, random: np.random.Generator | None = None) -> torch.Tensor:
+    """Return random sequences to learn from."""
+    learned, _ = corpus()
+    random = random or np.random.default_rng()
+    return rows_at(learned, random.integers(0, learned.size - scale.context - 1, count), scale)
+
+
 class Experiment:
     """One arm with one seed and one learning rate."""
 
-    def __init__(self, arm: Arm, scale: Scale, seed: int, rate: float, data: tuple[np.ndarray, np.ndarray]) -> None:
+    def __init__(self, arm: Arm, scale: Scale, seed: int, rate: float) -> None:
         torch.manual_seed(seed)
         self.arm, self.scale, self.rate = arm, scale, rate
-        self.learned, self.held = data
         self.model = Model(scale)
         self.random = np.random.default_rng(seed)
         self.units = int(scale.units * arm.longer)
@@ -161,20 +186,15 @@ class Experiment:
         self.total = self.units / self.turn * sum(self.steps)
         """Steps of all machines."""
         self.done = 0.0
-        places = np.random.default_rng(7).integers(0, self.held.size - scale.context - 1, 256)
-        self.validation = self._rows(self.held, places)
+        _, held = corpus()
+        places = np.random.default_rng(7).integers(0, held.size - scale.context - 1, 256)
+        self.validation = rows_at(held, places, scale)
         self.curve: list[tuple[float, float]] = []
         self.reductions = 0
 
-    def _rows(self, data: np.ndarray, places: np.ndarray) -> torch.Tensor:
-        rows = data[places[:, None] + np.arange(self.scale.context + 1)]
-        return torch.from_numpy(rows.astype(np.int64))
-
     def batch(self) -> torch.Tensor:
         """Return the next samples."""
-        return self._rows(
-            self.learned, self.random.integers(0, self.learned.size - self.scale.context - 1, self.scale.batch)
-        )
+        return random_rows(self.scale, self.scale.batch, self.random)
 
     def rate_now(self) -> float:
         """Return the learning rate after the samples that all machines have seen."""
@@ -229,7 +249,8 @@ class Experiment:
         optimizer.zero_grad()
 
     def _local(self) -> None:
-        """Each machine makes its steps of a round from the global weights; then they move by the mean difference."""
+        """Each machine makes its steps of a round; then the global weights move by the mean difference. With fragments
+        the parts take turns: a part is taken over a turn after its reduction began, as `LocalSteps` does."""
         arm, parameters = self.arm, list(self.model.parameters())
 
         def flat() -> np.ndarray:
@@ -243,57 +264,95 @@ class Experiment:
                     start += p.numel()
 
         outer, settings = OuterOptimizer(flat()), OuterSettings(*arm.outer)
+        machines = [flat() for _ in self.steps]
         optimizers = [self.optimizer() for _ in self.steps]
         codecs = [
             None if arm.codec == "none" else GradientCompressor(arm.codec, seed=m) for m in range(len(self.steps))
         ]
-        counts = [max(1, int(self.scale.every * share)) for share in self.steps]
-        rounds = int(self.units / self.turn / self.scale.every)
-        for number in range(rounds):
-            factors = shares(arm.weighting, counts, [float(count) for count in counts])
-            mean, begun = np.zeros_like(outer.weights), self.done
-            for optimizer, count, factor, codec in zip(optimizers, counts, factors, codecs, strict=True):
-                put(outer.weights)
+        every = arm.every
+        counts = [max(1, int(every * share)) for share in self.steps]
+        factors = shares(arm.weighting, counts, [float(count) for count in counts])
+        parts = [slice(*span) for span in split(outer.weights.size, arm.fragments)]
+        rounds = int(self.units / self.turn / every)
+        pending: tuple[slice, np.ndarray] | None = None
+        for turn in range(rounds * len(parts)):
+            number, place = divmod(turn, len(parts))
+            begun, made = self.done, 0
+            for m, (optimizer, count) in enumerate(zip(optimizers, counts, strict=True)):
+                steps = count * (place + 1) // len(parts) - count * place // len(parts)
+                made += steps
+                put(machines[m])
                 self.done = begun
-                for _ in range(count):
+                for _ in range(steps):
                     self.model(self.batch()).backward()
                     self._step(optimizer)
-                    self.done += sum(counts) / count
-                difference = (outer.weights - flat()) * np.float32(factor)
-                mean += difference if codec is None else encoded.read(_array(codec.compress(difference, "all")))
-            outer.step(mean, settings)
-            self.done = begun + sum(counts)
+                    self.done += sum(counts) / len(parts) / steps
+                machines[m] = flat()
+            self.done = begun + made
+            if pending is not None:
+                self._take_over(outer, settings, machines, *pending, kept=0.5)
+            mean = np.zeros_like(outer.weights[parts[place]])
+            for machine, factor, codec in zip(machines, factors, codecs, strict=True):
+                difference = (outer.weights[parts[place]] - machine[parts[place]]) * np.float32(factor)
+                name = f"part {place}"
+                mean += difference if codec is None else encoded.read(_array(codec.compress(difference, name)))
+            pending = parts[place], mean
             self.reductions += 1
-            if (number + 1) % max(1, rounds // LOOKS) == 0 or number == rounds - 1:
-                put(outer.weights)
-                self.look((number + 1) * self.turn * self.scale.every)
+            if len(parts) == 1:
+                self._take_over(outer, settings, machines, *pending, kept=0.0)
+                pending = None
+            if place == len(parts) - 1 and ((number + 1) % max(1, rounds // LOOKS) == 0 or number == rounds - 1):
+                put(outer.weights if number < rounds - 1 or len(parts) == 1 else self._ended(outer, machines, factors))
+                self.look((number + 1) * self.turn * every)
+
+    @staticmethod
+    def _take_over(
+        outer: OuterOptimizer,
+        settings: OuterSettings,
+        machines: list[np.ndarray],
+        part: slice,
+        mean: np.ndarray,
+        *,
+        kept: float,
+    ) -> None:
+        outer.step(mean, settings, part)
+        for machine in machines:
+            machine[part] = kept * machine[part] + (1 - kept) * outer.weights[part]
+
+    @staticmethod
+    def _ended(outer: OuterOptimizer, machines: list[np.ndarray], factors: list[float]) -> np.ndarray:
+        """Return what `end_round` gives: one more reduction of everything, here without the outer optimizer."""
+        return sum(machine * np.float32(factor) for machine, factor in zip(machines, factors, strict=True))  # type: ignore[return-value]
 
 
 def _array(data: bytes) -> np.ndarray:
     return np.frombuffer(data, np.uint8)
 
 
-def learn(out: Path, scale: Scale, seeds: int, say: Callable[[str], None]) -> None:
-    """Run what is missing in `out`: the search of the learning rates, and then every seed with the best."""
+def learn(out: Path, scale: Scale, seeds: int, say: Callable[[str], None]) -> dict[str, Any]:
+    """Run what is missing in `out`: the search of the learning rates, and then every seed with the best. Return all
+    runs."""
     found: dict[str, Any] = json.loads(out.read_text()) if out.exists() else {"scale": asdict(scale), "runs": {}}
     if found["scale"] != asdict(scale):
-        raise SystemExit(f"{out} has runs of another size; remove it, or pass another --out")
-    runs, data = found["runs"], corpus()
+        raise SystemExit(f"{out} has runs of another size; remove it, or pass another folder")
+    runs = found["runs"]
 
     def run(arm: Arm, seed: int, rate: float) -> float:
         key = f"{arm.name} | {seed} | {rate:g}"
         if key not in runs:
-            runs[key] = {**Experiment(arm, scale, seed, rate, data).run(), "seed": seed}
+            runs[key] = {**Experiment(arm, scale, seed, rate).run(), "seed": seed}
             say(f"{key}: {runs[key]['loss']:.4f} in {runs[key]['seconds']:.0f} s")
             part = out.with_suffix(".part")
             part.write_text(json.dumps(found))
             part.replace(out)
         return runs[key]["loss"]
 
+    torch.set_num_threads(1)
     for seed in range(seeds):
         for arm in ARMS:
             tuned = next(one for one in ARMS if one.name == (arm.tuned_as or arm.name))
             run(arm, seed, best_rate(lambda rate, tuned=tuned: run(tuned, TUNING_SEED, rate)))
+    return runs
 
 
 def best_rate(loss_with: Callable[[float], float]) -> float:
@@ -308,15 +367,10 @@ def best_rate(loss_with: Callable[[float], float]) -> float:
         tried.update({rate: loss_with(rate) for rate in near})
 
 
-def arms_of(runs: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
+def runs_of(runs: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
     """Return the runs of each arm, without those of the tuning seed."""
     found: dict[str, list[dict[str, Any]]] = {arm.name: [] for arm in ARMS}
-    for one in chain(runs.values()):
+    for one in runs.values():
         if one["seed"] != TUNING_SEED and one["name"] in found:
             found[one["name"]].append(one)
     return {name: ones for name, ones in found.items() if ones}
-
-
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    learn(Path(sys.argv[1]), Scale(), int(sys.argv[2]), lambda text: print(text, flush=True))

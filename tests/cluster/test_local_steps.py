@@ -49,6 +49,36 @@ def test_unequal_ranks_agree_to_the_bit_after_each_round_and_learn(codec: str, m
     assert error < most, error
 
 
+def train_in_turns(ctx: DistributedContext, samples: int, delays: tuple[float, ...]) -> Any:
+    """The same with parts that take turns, beside collectives of the program's own."""
+    random = np.random.default_rng(100 + ctx.rank)
+    truth = np.random.default_rng(7).standard_normal(300).astype(np.float32)
+    tree = {"w": np.random.default_rng(ctx.rank).standard_normal(300).astype(np.float32)}
+    local = LocalSteps(ctx, tree, every=8, codec="int8", fragments=4)
+    steps, sums = 0, []
+    while local.samples < samples:
+        x = random.standard_normal((16, 300)).astype(np.float32)
+        tree["w"] -= 0.02 * x.T @ (x @ (tree["w"] - truth)) / 16
+        time.sleep(delays[ctx.rank])
+        local.step(samples=16)
+        steps += 1
+        if steps <= 5:  # as many as every rank makes in the first round
+            sums.append(float(ctx.all_reduce(np.ones(1))[0]))
+    local.end_round()
+    error = float(np.linalg.norm(tree["w"] - truth) / np.linalg.norm(truth))
+    return tree["w"].tobytes(), error, local.samples, sums
+
+
+def test_unequal_ranks_whose_parts_take_turns_end_with_the_same_bits() -> None:
+    with ringfort.local(2) as group:
+        one, other = group.run(train_in_turns, 5000, (0.004, 0.01))
+    assert one == other
+    _, error, samples, sums = one
+    assert error < 0.2, error
+    assert samples >= 5000
+    assert sums == [2.0] * 5
+
+
 def test_a_peer_that_dies_in_a_round_is_an_error_and_not_a_hang() -> None:
     with ringfort.local(2) as group, pytest.raises(ringfort.DistributedError, match=r"ank 1"):
         group.run(train, "int8", 25, (0.001, 0.001), doomed=1)

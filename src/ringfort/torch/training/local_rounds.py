@@ -294,7 +294,8 @@ class RoundUpdate(Update):
             payload = cast("dict[str, Array]", done.result.payload)
             plan = self._round_sum.sealed(payload)
             mean, moves = self._round_sum.moved(payload, done.weight)
-            self._rounds.outer.step(mean, self._rounds.reduction.settings.outer(plan))
+            settings = self._rounds.reduction.settings.outer
+            self._rounds.outer.step(mean, settings.of_round(plan.every, plan.codec))
             self._buffers.apply(moves)
             named = {name: torch.from_numpy(part) for name, part in self._rounds.cut(mean).items()}
         self._rounds.restore()

@@ -356,15 +356,14 @@ def elastic(
     parameters: for averages of weights, and for unfreezing. What it changes belongs to `state`: a dict of modules,
     tensors, objects with `state_dict`, and plain values. A machine that joins gets all of it.
 
-    With `sync="local"` a step of the run is a round of `every` optimizer steps (64), of all machines together: each
+    With `sync="local"` a step of the run is a round of `every` optimizer steps (16), of all machines together: each
     machine makes those of its micro-batches by itself, each of `batch` samples, and then the machines average what has
-    become of the weights, with `codec` (`none`, `int8`, `int4` or `sparse`; `int8`) and an outer momentum. That takes
-    hundreds of times fewer bytes. With `sync="auto"` the machines measure steps, links and codecs, and decide how many
-    steps a round has and with which codec, again and again. `outer_rate` and `outer_momentum` are as for
-    `ringfort.LocalSteps`, by default 0.6 and 0.9 (with `sparse`, and for rounds of one step, 1 and 0) however many
-    machines there are. The weights in the state are the global ones; `with run.global_weights():` has them in the
-    model for an evaluation. What the optimizer keeps is each machine's own, and begins anew at one that joins. A
-    scheduler makes one step for each `batch` samples of all machines, at the end of a round.
+    become of the weights, with `codec` (`none`, `int8`, `int4` or `sparse`; `int8`). So 64 times fewer bytes are sent
+    than with exact steps. With `sync="auto"` the machines measure steps, links and codecs, and decide how many steps a
+    round has and with which codec, again and again. `outer_rate` and `outer_momentum` are as for `ringfort.LocalSteps`.
+    The weights in the state are the global ones; `with run.global_weights():` has them in the model for an evaluation.
+    What the optimizer keeps is each machine's own, and begins anew at one that joins. A scheduler makes one step for
+    each `batch` samples of all machines, at the end of a round.
 
     `overlap` reduces gradients while torch computes the others. With `nonfinite="skip"` all machines skip a step whose
     gradients are infinite or NaN, which is the default with a scaler; otherwise it is an error that names the machine.

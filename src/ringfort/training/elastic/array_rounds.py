@@ -251,7 +251,7 @@ class RoundSource(TurnSource):
             total = cast("dict[str, Array]", done.result.payload)[tree.kind]
             plan = tree.reduction.sealed(total, total[:WORDS].tolist())
             mean = np.divide(total[WORDS:], done.weight, dtype=total.dtype)
-            tree.outer.step(mean, tree.reduction.settings.outer(plan))
+            tree.outer.step(mean, tree.reduction.settings.outer.of_round(plan.every, plan.codec))
         tree.restore()
 
     def applied(self, done: Done) -> None:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
@@ -36,7 +36,7 @@ from ringfort.training.local_steps.pace import steps_of
 
 Sync = Literal["every_step", "local", "auto"]
 MOST: Final = 100_000
-_USUAL_EVERY: Final = 64
+_USUAL_EVERY: Final = 16
 _CODECS: Final = ("none", *CODECS)
 WORDS: Final = 3
 """Numbers of a plan in a result."""
@@ -83,8 +83,8 @@ class RoundSettings:
     """Whether the members measure and decide how rounds go."""
     codec: str | None = None
     """The codec that the program has asked for."""
-    outer_rate: float | None = None
-    outer_momentum: float | None = None
+    outer: OuterSettings = field(default_factory=OuterSettings)
+    """Of the outer steps of rounds that have momentum."""
 
     @classmethod
     def of(cls, sync: Sync, every: Any, codec: Any, rate: Any, momentum: Any) -> RoundSettings:
@@ -98,18 +98,8 @@ class RoundSettings:
             raise InvalidArgumentError("codec", codec, f"must be one of: {', '.join(_CODECS)}")
         is_planned = sync == "auto"
         first = RoundPlan(FEWEST if is_planned else every, codec or "int8")
-        found = cls(first, is_planned, codec, rate, momentum)
-        found.outer(first)  # checks them
-        return found
-
-    def outer(self, plan: RoundPlan) -> OuterSettings:
-        """Return the settings of the outer step of a round. A round of single steps is averaged: these have their
-        momentum in the optimizer."""
-        usual = OuterSettings.usual(2, is_sparse=plan.codec == "sparse")
-        if plan.every == 1:
-            usual = OuterSettings(1.0, 0.0)
-        usual = usual if self.outer_rate is None else replace(usual, rate=self.outer_rate)
-        return usual if self.outer_momentum is None else replace(usual, momentum=self.outer_momentum)
+        asked = {name: value for name, value in (("rate", rate), ("momentum", momentum)) if value is not None}
+        return cls(first, is_planned, codec, OuterSettings(**asked))
 
     @property
     def times(self) -> int:
@@ -118,9 +108,8 @@ class RoundSettings:
 
     def __str__(self) -> str:
         if not self.is_planned:
-            return f"local, every {self.first.steps} steps, codec {self.first.codec}, outer {self.outer(self.first)}"
-        asked = (f"{self.codec or 'auto'}", f"outer rate {self.outer_rate}, momentum {self.outer_momentum}")
-        return f"auto, codec {asked[0]}, {asked[1]}"
+            return f"local, every {self.first.steps} steps, codec {self.first.codec}, outer {self.outer}"
+        return f"auto, codec {self.codec or 'auto'}, outer {self.outer}"
 
 
 def round_settings(sync: Any, every: Any, codec: Any, rate: Any, momentum: Any) -> RoundSettings | None:

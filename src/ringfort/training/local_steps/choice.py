@@ -1,8 +1,8 @@
 """How often to reduce, and with which codec: decided from what a local step and a reduction take. Pure.
 
 If an exact reduction takes at most a tenth of a step, every step is reduced. Otherwise a round has as many local steps
-as keep the reduction below a share of it: with `int8` if 30 are enough for that, else with `int4`, else with `sparse`;
-if 30 are not enough for any, the first for which 100 are.
+as keep the reduction below a share of it, and as few as possible: ranks that train apart for long learn less from each
+other (docs/slow-links.md has figures). `int8` and `int4` with error feedback cost no learning, `sparse` does.
 """
 
 from __future__ import annotations
@@ -18,13 +18,25 @@ SHARE: Final = 0.1
 """The reduction of a round, for which the program waits, may take this share of the local steps."""
 HIDDEN_SHARE: Final = 0.5
 """The same where the program trains meanwhile: the rest is for what was measured wrongly."""
-FEWEST: Final = 10
-"""Local steps of a round: with fewer, differences are mostly noise, and outer momentum amplifies it."""
-USUAL: Final = 30
+FEWEST: Final = 5
+"""Local steps of a round: fewer gained nothing in our measurements."""
 MOST: Final = 100
-"""Local steps of a round that cost little learning, and that cost some."""
 CODECS: Final = ("int8", "int4", "sparse")
 """From the most exact one to the smallest."""
+STAGES: Final = (
+    ("int8", 5),
+    ("int4", 5),
+    ("int8", 10),
+    ("int4", 10),
+    ("sparse", 5),
+    ("int8", 30),
+    ("int4", 30),
+    ("sparse", 30),
+    ("int8", MOST),
+    ("int4", MOST),
+    ("sparse", MOST),
+)
+"""Codecs, and the most local steps of a round with them, from what costs the least learning to what costs the most."""
 DECIDE_AFTER: Final = 20
 """Rounds after which everything is measured and decided again."""
 SLACK: Final = 1.25
@@ -85,11 +97,10 @@ def _rule(costs: Costs, factor: float, every: int | None, codec: str | None, sha
     if every is not None:
         best = next((name for name, steps in needed.items() if steps <= every), list(needed)[-1])
         return Decision(every, best, _why(times, best, step, every))
-    for most in (USUAL, MOST):
-        for name, steps in needed.items():
-            if steps <= most:
-                made = max(FEWEST, steps)
-                return Decision(made, name, _why(times, name, step, made))
+    for name, most in STAGES if codec is None else ((codec, MOST),):
+        if needed[name] <= most:
+            made = max(FEWEST, needed[name])
+            return Decision(made, name, _why(times, name, step, made))
     name = list(needed)[-1]
     return Decision(MOST, name, f"nothing is fast enough: {_why(times, name, step, MOST)}")
 

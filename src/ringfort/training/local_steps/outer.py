@@ -4,7 +4,9 @@
     w <- w - rate * (difference + momentum * v)
 
 That is Nesterov's momentum (DiLoCo, arXiv:2311.08105); the difference is what the weights were at the beginning of the
-round less what the local steps have made of them. With rate 1 and no momentum the new weights are the plain mean.
+round less what the local steps have made of them. With rate 1 and no momentum, the default, the new weights are the
+plain mean. Momentum multiplies a lasting difference by rate / (1 - momentum), 6 with the constants of DiLoCo: with
+learning rates that are right for one machine that overshoots for hundreds of rounds (docs/slow-links.md has figures).
 
 Each operation rounds once and is NumPy's own (no sums, no fused ones): so every machine gets the same bits.
 """
@@ -21,8 +23,6 @@ import numpy as np
 from ringfort.errors import InvalidArgumentError
 from ringfort.transport.reducer import Array
 
-FEW_ROUNDS: Final = 50
-"""With fewer rounds in the whole run, momentum overshoots at its end: then the plain mean is better."""
 _PIECE: Final = 1 << 16
 """Elements that are moved at a time: the scratch memory for them stays in the L2 cache."""
 
@@ -31,9 +31,8 @@ _PIECE: Final = 1 << 16
 class OuterSettings:
     """Rate and momentum of the outer step. Raises `InvalidArgumentError` for numbers that no run can use."""
 
-    rate: float = 0.6
-    """DiLoCo's for 2 to 4 members (arXiv:2503.09799)."""
-    momentum: float = 0.9
+    rate: float = 1.0
+    momentum: float = 0.0
 
     def __post_init__(self) -> None:
         for name, value, most in (("outer_rate", self.rate, 2.0), ("outer_momentum", self.momentum, 1.0)):
@@ -43,13 +42,10 @@ class OuterSettings:
                 least = "above 0" if name == "outer_rate" else "at least 0"
                 raise InvalidArgumentError(name, value, f"must be a number {least} and below {most:g}")
 
-    @classmethod
-    def usual(cls, members: int, rounds: int | None = None, *, is_sparse: bool = False) -> OuterSettings:
-        """Return the settings for a group of so many members and, if that is known, a run of so many rounds. `sparse`
-        keeps what it has not sent, which is a momentum already: with both, weights overshoot."""
-        if is_sparse or (rounds is not None and rounds < FEW_ROUNDS):
-            return cls(1.0, 0.0)
-        return cls(0.6 if members <= 4 else 0.8)
+    def of_round(self, every: int, codec: str) -> OuterSettings:
+        """Return the settings for a round of so many steps. Single steps have their momentum in the optimizer, and
+        `sparse` keeps what it has not sent, which is a momentum too: with both, weights overshoot."""
+        return OuterSettings() if every == 1 or codec == "sparse" else self
 
     def __str__(self) -> str:
         return f"rate {float(self.rate)!r}, momentum {float(self.momentum)!r}"  # all digits: machines compare this

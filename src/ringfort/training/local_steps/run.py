@@ -22,7 +22,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeVar, cast
 
@@ -113,9 +113,8 @@ class LocalSteps:
         codec: Codec = "auto",
         weighting: Weighting = "samples",
         pace: Literal["time", "steps"] = "time",
-        rounds: int | None = None,
-        outer_rate: float | None = None,
-        outer_momentum: float | None = None,
+        outer_rate: float = 1.0,
+        outer_momentum: float = 0.0,
         fragments: int = 1,
     ) -> None:
         """Begin with the weights of rank 0, which are written into every rank's tree.
@@ -127,14 +126,13 @@ class LocalSteps:
             every: local steps of the fastest rank in a round. `"auto"` measures steps, links and codecs, decides, and
                 decides again every 20 rounds. `local.decision` and the logger `ringfort.local_steps` say why.
             codec: how differences are sent: `"none"` (exact), `"int8"`, `"int4"` or `"sparse"` (141 times fewer bytes
-                than float32, and no outer momentum).
+                than float32).
             weighting: how the ranks' differences count: by `"samples"`, `"uniform"`, or `"normalized"` by steps.
             pace: with `"time"` a slower rank makes fewer steps, so that all arrive together. With `"steps"` all make
                 the same number.
-            rounds: how many rounds the run has, if that is known. With fewer than 50 the plain mean is better than
-                outer momentum, and used.
-            outer_rate: of the outer step; by default 0.6, from five ranks on 0.8.
-            outer_momentum: of the outer step; by default 0.9.
+            outer_rate: how far the global weights go towards the mean of the ranks' weights; 1 is all the way.
+            outer_momentum: Nesterov's, for the global weights. DiLoCo has a rate of 0.6 and a momentum of 0.9. Rounds
+                of one step and those with `sparse` have none.
             fragments: with more than 1, so many parts of the weights take turns in a round, and each is reduced while
                 the ranks train on: nobody waits for the wire. A rank then has its own weights between rounds too; at
                 the end of a training call `end_round()`, which gives all ranks the same ones.
@@ -152,9 +150,7 @@ class LocalSteps:
         if pace not in ("time", "steps"):
             raise InvalidArgumentError("pace", pace, "must be time or steps")
         self._is_even = pace == "steps"
-        self._rounds = None if rounds is None else _whole("rounds", rounds, 2**62)
-        self._outer_asked = outer_rate, outer_momentum
-        self._settings(is_sparse=False)  # checks them
+        self._settings = OuterSettings(outer_rate, outer_momentum)
         self.remove_hook: Callable[[], object] = lambda: None
         """Stops the counting of an optimizer's steps, if an optimizer counts them."""
         self._view = WeightsView(tree)
@@ -164,14 +160,14 @@ class LocalSteps:
         self._parts = [_Part(span, name) for span, name in zip(spans, names, strict=True)]
         self._group = ctx.group
         if ctx.world_size > 1:
-            asked = f"every={every}, codec={codec}, weighting={weighting}, pace={pace}, rounds={rounds}"
+            asked = f"every={every}, codec={codec}, weighting={weighting}, pace={pace}"
             asked = f"{asked}, fragments={fragments}"
-            compare_listings(ctx, (f"{asked}, outer={self._outer_asked}", *self._view.listing))
+            compare_listings(ctx, (f"{asked}, outer {self._settings}", *self._view.listing))
         # What runs in the background must not get between the program's own collectives.
         self._side = ctx
         if ctx.world_size > 1 and number > 1:
             self._side = ctx.over(SubBackend(ctx.backend, range(ctx.world_size)))
-        self._pending: _Pending | None = None
+        self._pending: deque[_Pending] = deque()
         self._outer = OuterOptimizer(self._view.read(tree))
         self._compressor = GradientCompressor(CompressionStrategy.NONE)
         self._pace = Pace()
@@ -216,8 +212,8 @@ class LocalSteps:
         own_trace().mark(self.ctx)
         if self.ctx.world_size == 1:
             self.samples += float(samples)
-        elif self._takes_turns:
-            while self._steps * len(self._parts) >= self._planned * (self._turn + 1):
+        elif self._turns > 1:
+            if self._steps * self._turns >= self._planned * (self._turn + 1):
                 self._end_turn()
         elif self._steps >= self._planned:
             self.end_round()
@@ -252,8 +248,8 @@ class LocalSteps:
         every step of this rank, and is exact at the end of a round."""
         if self.ctx.world_size == 1:
             return self.samples
-        pending = 0 if self._pending is None else self._pending.steps
-        share = min(1.0, (self._new_steps + pending) / self._planned)
+        made = self._new_steps + sum(one.steps for one in self._pending)
+        share = min(1.0, made / self._planned)
         return self.samples + (sum(self._last_totals) * share or self._new_samples * self.ctx.world_size)
 
     @contextmanager
@@ -303,10 +299,9 @@ class LocalSteps:
 
         Raises `InvalidArgumentError` for anything else; nothing has changed then.
         """
-        if self._pending is not None:
+        while self._pending:
             with suppress(DistributedError):  # what came of it does not count any more
-                self._pending.work.wait()
-            self._pending = None
+                self._pending.popleft().work.wait()
         if state is not None:
             if not isinstance(state, dict) or not {"number", "samples", "compressor"} <= set(state):  # pyright: ignore[reportUnnecessaryIsInstance]
                 raise InvalidArgumentError("state", type(state).__name__, "must be what state_dict() has returned")
@@ -327,11 +322,6 @@ class LocalSteps:
         elif self._view.is_replaced:
             why = "must be passed to every step, because its arrays cannot be written: tree = local.step(tree)"
             raise InvalidArgumentError("tree", None, why)
-
-    @property
-    def _takes_turns(self) -> bool:
-        """Whether a round is long enough for a turn of each part: all ranks find the same."""
-        return 1 < len(self._parts) <= self.decision.every
 
     def _begin_round(self) -> None:
         self._steps = self._turn = 0
@@ -354,6 +344,8 @@ class LocalSteps:
         self.tree = self._view.write(self._outer.weights, self.tree)
         self.decision, self._begun = self._first_decision(), self.number
         self._planned = min(_FIRST, self.decision.every)
+        self._turns = min(len(self._parts), self._planned)
+        """Of a round. With one, all parts are reduced at its end, while the ranks wait."""
         self._news: _Told | None = None
         """What the last round has told of the next ones."""
         self._reductions = 0
@@ -366,25 +358,27 @@ class LocalSteps:
         return Decision(self._every or _FIRST, self._codec or "none", "nothing is measured yet")
 
     def _end_turn(self) -> None:
-        """Take over the part that is being reduced, and begin with the next one."""
+        """Take over what is being reduced, and begin with the parts of this turn."""
         self._merge()
         self._adopt()
-        if not self._takes_turns:  # from now on, as was decided with the part that was just taken over
+        if self._turns == 1:  # from now on, as was decided with what was just taken over
             self.end_round()
             return
-        operation, steps, place = self._reduction(self._turn), self._new_steps, self._turn
-        self._pending = _Pending(place, self._side.issue(operation, True), steps)
-        self._new_steps, self._new_samples = 0, 0.0
-        self._parts[place].steps, self._parts[place].samples = 0, 0.0
+        count = len(self._parts)
+        for place in range(count * self._turn // self._turns, count * (self._turn + 1) // self._turns):
+            operation, steps = self._reduction(place), self._new_steps
+            self._new_steps, self._new_samples = 0, 0.0
+            self._parts[place].steps, self._parts[place].samples = 0, 0.0
+            self._pending.append(_Pending(place, self._side.issue(operation, True), steps))
         self._turn += 1
-        if self._turn == len(self._parts):
+        if self._turn == self._turns:
             self._begin_round()
         self._since = time.perf_counter()
 
     def _merge(self) -> None:
-        """Take over the part that is being reduced, if any: wait for it."""
-        if self._pending is not None:
-            pending, self._pending = self._pending, None
+        """Take over what is being reduced, if anything: wait for it."""
+        while self._pending:
+            pending = self._pending.popleft()
             self._apply(pending.place, pending.work.wait(), kept=_KEPT)
 
     def _reduction(self, place: int) -> Operation:
@@ -404,7 +398,10 @@ class LocalSteps:
         def run() -> _Told:
             rows = all_gather(group, row).run()
             _check(rows)
-            seconds, settings = [float(one) for one in rows[:, 2]], self._outer_settings(decision)
+            seconds, settings = (
+                [float(one) for one in rows[:, 2]],
+                self._settings.of_round(decision.every, decision.codec),
+            )
             if not rows[:, 0].any():  # outer momentum would move the weights alone
                 return _Told(0.0, seconds, None, settings, None)
             share = shares(self._weighting, [int(one) for one in rows[:, 0]], [float(one) for one in rows[:, 1]])
@@ -453,20 +450,14 @@ class LocalSteps:
         it after the same number of steps, whoever has looked at the global weights before."""
         if self._news is not None:
             self.decision = self._news.decision or self.decision
-            seconds = [0.0] * self.ctx.world_size if self._is_even else self._news.seconds
-            self._planned = steps_of(self.decision.every, seconds)[self.ctx.rank]
+            self._plan([0.0] * self.ctx.world_size if self._is_even else self._news.seconds)
             self._news = None
 
-    def _outer_settings(self, decision: Decision) -> OuterSettings:
-        if decision.every == 1:  # the mean of single steps, which have their momentum in the optimizer
-            return OuterSettings(1.0, 0.0)
-        return self._settings(is_sparse=decision.codec == "sparse")
-
-    def _settings(self, *, is_sparse: bool) -> OuterSettings:
-        usual = OuterSettings.usual(self.ctx.world_size, self._rounds, is_sparse=is_sparse)
-        rate, momentum = self._outer_asked
-        usual = usual if rate is None else replace(usual, rate=rate)
-        return usual if momentum is None else replace(usual, momentum=momentum)
+    def _plan(self, seconds: list[float]) -> None:
+        """Plan rounds of ranks whose steps take so many seconds. A turn has at least one step of each rank: if a rank
+        made several turns in one step, it would go past the end of a loop at which the others stop."""
+        steps = steps_of(self.decision.every, seconds)
+        self._planned, self._turns = steps[self.ctx.rank], min(len(self._parts), *steps)
 
     @property
     def _is_fixed(self) -> bool:

@@ -228,7 +228,6 @@ def test_a_model_that_changes_in_a_round_is_an_error_that_names_the_array() -> N
         ({"codec": None}, "codec"),
         ({"weighting": "tokens"}, "weighting"),
         ({"pace": "fast"}, "pace"),
-        ({"rounds": 0}, "rounds"),
         ({"outer_rate": -1}, "outer_rate"),
         ({"outer_momentum": 1}, "outer_momentum"),
     ],

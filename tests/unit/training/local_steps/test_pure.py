@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, strategies as st
 
 from ringfort.errors import InvalidArgumentError
-from ringfort.training.local_steps.choice import CODECS, FEWEST, MOST, SHARE, SLACK, USUAL, Costs, Decision, decide
-from ringfort.training.local_steps.outer import FEW_ROUNDS, OuterOptimizer, OuterSettings
+from ringfort.training.local_steps.choice import CODECS, FEWEST, MOST, SHARE, SLACK, Costs, Decision, decide
+from ringfort.training.local_steps.outer import OuterOptimizer, OuterSettings
 from ringfort.training.local_steps.pace import Pace, Weighting, check_weighting, shares, steps_of
 
 # --- the outer step ---------------------------------------------------------------------------------------------------
@@ -42,7 +42,7 @@ def test_with_rate_1_and_no_momentum_the_weights_become_the_mean() -> None:
 
 def test_an_outer_state_continues_bit_for_bit() -> None:
     random = np.random.default_rng(2)
-    one, settings = OuterOptimizer(random.standard_normal(10).astype(np.float32)), OuterSettings()
+    one, settings = OuterOptimizer(random.standard_normal(10).astype(np.float32)), OuterSettings(0.6, 0.9)
     one.step(random.standard_normal(10).astype(np.float32), settings)
     other = OuterOptimizer(np.zeros(10, np.float32))
     other.load_state_dict(one.state_dict())
@@ -71,13 +71,12 @@ def test_outer_settings_that_no_run_can_use_are_refused(rate: float, momentum: f
         OuterSettings(rate, momentum)
 
 
-def test_the_usual_settings_depend_on_members_rounds_and_codec() -> None:
-    plain = OuterSettings(1.0, 0.0)
-    assert OuterSettings.usual(2) == OuterSettings(0.6, 0.9)
-    assert OuterSettings.usual(8) == OuterSettings(0.8, 0.9)
-    assert OuterSettings.usual(2, FEW_ROUNDS - 1) == plain
-    assert OuterSettings.usual(2, FEW_ROUNDS) != plain
-    assert OuterSettings.usual(2, is_sparse=True) == plain
+def test_rounds_of_one_step_and_sparse_ones_have_no_outer_momentum() -> None:
+    plain, asked = OuterSettings(), OuterSettings(0.6, 0.9)
+    assert plain == OuterSettings(1.0, 0.0)
+    assert asked.of_round(5, "int8") == asked
+    assert asked.of_round(1, "none") == plain
+    assert asked.of_round(5, "sparse") == plain
 
 
 # --- pace and weightings ----------------------------------------------------------------------------------------------
@@ -168,8 +167,11 @@ def costs(step: float, exact: float) -> Costs:
     [
         (0.009, "none", 1),
         (0.02, "int8", FEWEST),
-        (1.0, "int8", 25),
-        (2.0, "int4", 27),
+        (0.3, "int4", FEWEST),
+        (0.4, "int8", 10),
+        (0.7, "int4", 10),
+        (1.0, "sparse", FEWEST),
+        (7.2, "sparse", 6),
         (40.0, "sparse", 29),
         (100.0, "sparse", 72),
         (1e6, "sparse", MOST),
@@ -238,8 +240,8 @@ def test_a_reduction_takes_its_share_at_most_if_that_is_possible(step: float, ex
     elif all_costs.reductions["sparse"] <= SHARE * step * MOST:
         assert all_costs.reductions[found.codec] <= SHARE * step * found.every * (1 + 1e-9)
         assert FEWEST <= found.every <= MOST
-        if found.every > USUAL:
-            assert all(all_costs.reductions[name] > SHARE * step * USUAL * (1 - 1e-9) for name in CODECS)
+        if found.every > 30:
+            assert all(all_costs.reductions[name] > SHARE * step * 30 * (1 - 1e-9) for name in CODECS)
 
 
 def test_a_decision_says_what_it_is() -> None:
