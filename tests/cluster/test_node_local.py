@@ -97,10 +97,16 @@ class Cluster:
         return Credentials(identity or NodeIdentity.ephemeral(), self.namespace)
 
     def start(
-        self, config: AutoDiscoveryConfig = LOCAL, *, identity: NodeIdentity | None = None, slots: int = 1
+        self,
+        config: AutoDiscoveryConfig = LOCAL,
+        *,
+        identity: NodeIdentity | None = None,
+        slots: int = 1,
+        listens: bool = True,
     ) -> ClusterNode:
         # In a thread: tests look inside, and a process for each would take long.
-        node = ClusterNode(config, slots=slots, credentials=self.credentials(identity), control="thread")
+        credentials = self.credentials(identity)
+        node = ClusterNode(config, slots=slots, credentials=credentials, control="thread", listens=listens)
         events: queue.Queue[ClusterEvent] = queue.Queue()
         self.nodes.append(node)
         self.events[node.peer_id] = events
@@ -343,6 +349,35 @@ def test_a_peer_that_is_named_introduces_the_rest_without_multicast(cluster: Clu
     named = replace(quiet, peers=[first.addresses[0]])
     nodes = [first, cluster.start(named), cluster.start(named)]
     assert len({node.wait_for_peers(2, PATIENCE) for node in nodes}) == 1
+
+
+@pytest.mark.parametrize("multicast", [True, False])
+def test_a_viewer_opens_no_port_and_sees_all_and_one_that_comes_later(cluster: Cluster, multicast: bool) -> None:
+    config = replace(LOCAL, multicast=multicast)
+    first = cluster.start(config)
+    named = replace(config, peers=[] if multicast else [first.addresses[0]])
+    nodes = [first, cluster.start(named)]
+    viewer = cluster.start(named, slots=0, listens=False)
+
+    def sees(*wanted: ClusterNode) -> None:
+        ids = {node.peer_id for node in wanted}
+        until(lambda: {view.peer for view in viewer.snapshot() if not view.is_self} == ids, "it does not see all")
+
+    sees(*nodes)
+    nodes.append(cluster.start(named))
+    sees(*nodes)
+    assert viewer.addresses == ()
+    views = {view.peer: view for view in first.snapshot()}
+    assert views[viewer.peer_id].role == "observer"
+    assert viewer.why_alone().count("this command looks on lo (127.0.0.1)") == 1
+    in_loop(viewer, lambda control: control._moved(control.connector.choice))  # as after a change of the network
+    assert viewer.addresses == ()
+
+
+def test_only_an_observer_need_not_listen(cluster: Cluster) -> None:
+    for config, slots in ((LOCAL, 1), (replace(LOCAL, elastic=True, run="night"), 0)):
+        with pytest.raises(InvalidArgumentError, match="listens=False: ranks and witnesses must listen"):
+            cluster.start(config, slots=slots, listens=False)
 
 
 def test_with_encryption_off_on_all_it_works_and_with_it_off_on_one_both_say_so(cluster: Cluster) -> None:

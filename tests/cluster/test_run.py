@@ -443,6 +443,19 @@ def test_peers_says_what_to_try_when_nobody_is_there() -> None:
     assert "ringfort doctor" in err
 
 
+def listeners(pid: int) -> set[str]:
+    """The TCP sockets on which a process listens, as the kernel of Linux numbers them; empty on other systems."""
+    listening = {
+        fields[9]
+        for table in (Path(f"/proc/{pid}/net/{name}") for name in ("tcp", "tcp6"))
+        if table.exists()
+        for fields in map(str.split, table.read_text().splitlines())
+        if fields[3] == "0A"
+    }
+    opened = {str(each.readlink()) for each in Path(f"/proc/{pid}/fd").iterdir()} if listening else set[str]()
+    return {number for number in listening if f"socket:[{number}]" in opened}
+
+
 def test_peers_watch_ends_well_by_ctrl_c() -> None:
     watch = subprocess.Popen(
         [sys.executable, "-m", "ringfort.cli", "peers", "--watch", "--json"],
@@ -453,6 +466,7 @@ def test_peers_watch_ends_well_by_ctrl_c() -> None:
     assert watch.stdout is not None
     with watch:
         assert json.loads(watch.stdout.readline())["peers"] == []
+        assert listeners(watch.pid) == set()  # a viewer connects to others, and nobody to it
         watch.send_signal(signal.SIGINT)
         watch.communicate(timeout=PATIENCE)
     assert watch.returncode == 0

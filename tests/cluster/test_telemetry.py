@@ -27,6 +27,10 @@ def test_a_viewer_sees_the_steps_of_all_ranks_and_who_was_killed() -> None:
         seen = viewer.next("seen")
         print(f"steps were seen {seen['at'] - begun:.2f} s after both trained")
         assert seen["at"] - begun < 3
+        # It only connects to others: no port is open where somebody looks, but the one on which mDNS is heard.
+        assert viewer.host.run("ss", "-Hltn") == ""
+        udp = viewer.host.run("ss", "-Hlun").splitlines()
+        assert {line.split()[3].rpartition(":")[2] for line in udp} == {"5353"}
         at = time.monotonic()
         ranks[1].kill()
         viewer.do("see", ranks=1, state="lost")

@@ -45,7 +45,7 @@ def peers(
 
     check_timeout(seconds, "seconds")
     config = AutoDiscoveryConfig(peers=tuple(peer or ()), interfaces=tuple(interface or ()))
-    with ClusterNode(config, slots=0) as node:
+    with ClusterNode(config, slots=0, listens=False) as node:
         if watch:
             _watch(node, json_=json_)
             return

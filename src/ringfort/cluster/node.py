@@ -88,6 +88,7 @@ class ClusterNode:
         control: Literal["process", "thread"] | None = None,
         steps_done: Callable[[], int] | None = None,
         telemetry: Path | None = None,
+        listens: bool = True,
     ) -> None:
         """Prepare a node; `start` starts it.
 
@@ -96,14 +97,18 @@ class ClusterNode:
         environment (see `choose_encryption`). `control` says where the control service runs: by default in a process of
         its own, for an observer or a witness in a thread. `steps_done` returns the training steps done so far, for
         `ringfort peers`; by default, the steps of this process's optimizers and of `average_gradients`. `telemetry` is
-        the folder with the traces of a launcher's ranks. Viewers in the cluster see those, and this process's own.
+        the folder with the traces of a launcher's ranks. Viewers in the cluster see those, and this process's own. An
+        observer that only looks passes `listens=False`: it opens no port, is not announced, and connects to the others
+        itself.
 
-        Raises `InvalidArgumentError` for `slots` and `control`, `ConfigError` if `config` and the environment
-        contradict each other, and `IdentityError` if the key or secret cannot be read.
+        Raises `InvalidArgumentError` for `slots`, `control` and `listens`, `ConfigError` if `config` and the
+        environment contradict each other, and `IdentityError` if the key or secret cannot be read.
         """
         if control not in (None, "process", "thread"):
             raise InvalidArgumentError("control", control, "must be process or thread")
-        self._setup = Setup.make(config, slots, credentials, encryption, telemetry)
+        self._setup = Setup.make(config, slots, credentials, encryption, telemetry, listens=listens)
+        if not listens and (slots or self.config.elastic):
+            raise InvalidArgumentError("listens", listens, "ranks and witnesses must listen; only observers need not")
         self._in_process = control == "process" if control else slots > 0
         self._changed = Condition()
         self._callbacks: list[Callback] = []
@@ -140,11 +145,12 @@ class ClusterNode:
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """The addresses of this process, as `host:port`, best first; empty before `start`."""
+        """The addresses of this process, as `host:port`, best first; empty before `start` and if it does not listen."""
         return self._state.addresses
 
     def start(self) -> Self:
-        """Listen, announce this peer and look for others. Return when the listener is up.
+        """Listen, announce this peer and look for others. Return when the listener is up. With `listens=False` it only
+        looks for others.
 
         Raises `ConfigError` for an unknown interface or an invalid peer address, `TransportError` if the port is taken.
         """

@@ -136,7 +136,7 @@ class LiveSource:
 
     def _start_node(self, stack: ExitStack) -> None:
         try:
-            node = ClusterNode(self._config, slots=0)
+            node = ClusterNode(self._config, slots=0, listens=False)
             stack.callback(node.close)
             stack.callback(node.subscribe(self._on_event))
             node.start()

@@ -97,7 +97,8 @@ def why_alone(control: Control) -> str:
         waiting_for=recent.waiting_for,
         disk="" if control.votes.trouble is None else str(control.votes.trouble),
         troubles=[f"{trouble.what}: {trouble.fix}" for trouble in connector.troubles.values()],
-        listening=f"{', '.join(interfaces) or 'no interface'}, port {control.listener.port}",
+        listening=", ".join(interfaces) or "no interface",
+        port=control.listener.port,
     )
 
 
@@ -119,12 +120,14 @@ def in_words(
     waiting_for: str,
     troubles: Sequence[str],
     listening: str,
+    port: int = 0,
     disk: str = "",
     is_running: bool = False,
 ) -> str:
     """Return one line for each thing that is known, then what to try. Pure.
 
-    `disk` says why votes cannot be written. `is_running`: the peers in `seen` form a group without this one.
+    `listening` are the interfaces, and `port` is 0 for a viewer, which only connects to others. `disk` says why votes
+    cannot be written. `is_running`: the peers in `seen` form a group without this one.
     """
     if not seen and waiting_for.endswith(TOO_FEW):
         waiting_for = ""  # nobody is here, as the first line says
@@ -142,7 +145,7 @@ def in_words(
         *(_sentences(f"no group yet: {waiting_for}") if waiting_for else []),
         *(_sentences(disk) if disk else []),
         *troubles,
-        f"this machine listens on {listening}",
+        f"this machine listens on {listening}, port {port}" if port else f"this command looks on {listening}",
     ]
     if is_running:
         lines.append("to try: wait; they are a group already, and let others in when their run is over")

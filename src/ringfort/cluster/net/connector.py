@@ -77,7 +77,7 @@ class PeerConnector:
         return self.choice
 
     async def start(self, port: int) -> None:
-        """Begin to look for peers; this one listens at `port`."""
+        """Begin to look for peers; this one listens at `port`, or not at all if that is 0."""
         self._mdns.port = port
         if self.setup.config.multicast:
             await self._mdns.listen(self.choice)
@@ -114,7 +114,7 @@ class PeerConnector:
             self.directory.learn(addresses, source, clock(), claim=token, introducer=introducer)
             self.look()
 
-        if self.setup.token < token or token in self.directory.linked_peers:
+        if not self.setup.listens or self.setup.token < token or token in self.directory.linked_peers:
             learn()
         else:
             asyncio.get_running_loop().call_later(CONNECT_DELAY, learn)

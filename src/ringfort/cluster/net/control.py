@@ -137,7 +137,8 @@ class Control:
         try:
             # Before the core hears of any peer: the disk may be slow, and no cluster may be founded meanwhile.
             self.driver.call(self.core.recall, await self.votes.open())
-            self.listener.open(choice.addresses, setup.config.port)
+            if setup.listens:
+                self.listener.open(choice.addresses, setup.config.port)
             own = this_machine(setup.peer, self.core.me.host, setup.accelerators, setup.version)
             self.link_metrics.describe(replace(own, program=setup.config.program[:256], started=clock()))
             self._tell_addresses()
@@ -354,7 +355,7 @@ class Control:
         if choice is not self.connector.choice or self.core.is_over:
             return
         self.link_metrics.forget_all()
-        troubles = self.listener.move(choice.addresses)
+        troubles = self.listener.move(choice.addresses) if self.setup.listens else []
         if troubles:
             # An IPv6 address is not available in its first second, during duplicate address detection.
             _log.info("%s", "; ".join(troubles))

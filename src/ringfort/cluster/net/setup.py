@@ -42,6 +42,8 @@ class Setup:
     """Those that the program's torch has found; empty if none or without torch."""
     telemetry: Path | None = None
     """The folder with the traces of the ranks that a launcher has started."""
+    listens: bool = True
+    """Whether others can connect to it, and hear of it. A viewer only connects to others."""
 
     @classmethod
     def make(
@@ -51,6 +53,8 @@ class Setup:
         credentials: Credentials | None,
         encryption: str | None = None,
         telemetry: Path | None = None,
+        *,
+        listens: bool = True,
     ) -> Setup:
         """Take what is not given from the environment: `RINGFORT_INTERFACES`, `RINGFORT_PEERS`, `RINGFORT_PATIENCE`,
         `RINGFORT_RESTART_WITHOUT`, `RINGFORT_ENCRYPTION`, and this user's own key and cluster.
@@ -69,6 +73,7 @@ class Setup:
             platform.node()[:64],
             own_version(),
             telemetry=telemetry,
+            listens=listens,
         )
 
     def with_accelerators(self) -> Setup:

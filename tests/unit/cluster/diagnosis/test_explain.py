@@ -16,7 +16,8 @@ def words(**found: object) -> list[str]:
         "other_clusters": (),
         "waiting_for": "",
         "troubles": (),
-        "listening": "eth0 (10.0.0.1), port 52415",
+        "listening": "eth0 (10.0.0.1)",
+        "port": 52415,
     }
     return in_words(**{**nothing, **found}).splitlines()  # pyright: ignore[reportArgumentType]
 
@@ -26,6 +27,10 @@ def test_who_saw_nobody_is_told_where_it_listens_and_what_to_try() -> None:
     assert first == "no other peer was seen"
     assert listens == "this machine listens on eth0 (10.0.0.1), port 52415"
     assert advice[0].startswith("to try: start the same program on the other machines; `ringfort doctor`")
+
+
+def test_a_viewer_says_where_it_looks() -> None:
+    assert words(port=0)[1] == "this command looks on eth0 (10.0.0.1)"
 
 
 def test_one_that_was_here_and_left_was_seen() -> None:
