@@ -76,15 +76,25 @@ def decide(
 ) -> Decision:
     """Return how often to reduce, and how. `every` and `codec` are what the program has fixed. The `last` decision
     stays if the costs have hardly changed. A reduction may take this `share` of the local steps."""
-    fresh = _rule(costs, 1.0, every, codec, share)
-    if last is None:
-        return fresh
-    cheaper, dearer = (_rule(costs, factor, every, codec, share) for factor in (1 / SLACK, SLACK))
-    if last.codec != fresh.codec:
-        return last if last.codec in (cheaper.codec, dearer.codec) else fresh
-    fewest = cheaper.every if cheaper.codec == last.codec else 1
-    most = dearer.every if dearer.codec == last.codec else MOST
-    return last if fewest <= last.every <= most else fresh
+    if last is not None and any(
+        _is_same(_rule(costs, factor, every, codec, share), last) for factor in _latest(costs, last, share)
+    ):
+        return last
+    return _rule(costs, 1.0, every, codec, share)
+
+
+def _latest(costs: Costs, last: Decision, share: float) -> list[float]:
+    """Return the factors, within the slack, of which one leads to the last decision if any factor does. Reductions that
+    take longer rule out what comes earlier in `STAGES`, so only the largest factor that its steps allow needs a look:
+    where they are just enough, or the end of the slack."""
+    allowed = EVERY_STEP if last.every == 1 and last.codec == "none" else share * last.every
+    seconds = costs.reductions.get(last.codec, 0.0)
+    enough = allowed * costs.step / seconds * (1 - 1e-9) if seconds > 0 else SLACK
+    return [SLACK, *([enough] if 1 / SLACK <= enough < SLACK else [])]
+
+
+def _is_same(one: Decision, other: Decision) -> bool:
+    return (one.every, one.codec) == (other.every, other.codec)
 
 
 def _rule(costs: Costs, factor: float, every: int | None, codec: str | None, share: float) -> Decision:
