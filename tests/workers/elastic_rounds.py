@@ -60,7 +60,7 @@ def main(
                     time.sleep(0.02)
                 time.sleep(pause)
                 error = X[part] @ (state["w"] - TRUTH)
-                state["w"] -= 0.05 * X[part].T @ error / len(part)
+                state["w"] -= 0.15 * X[part].T @ error / len(part)
                 state["half"] += np.float16(0.25)
                 state["ballast"] += drift
                 computed += 1
