@@ -44,9 +44,6 @@ def check_programs(world_size: int, *, examples: int, length: int, group: GroupF
             assert len(set(digests)) == 1
             done += len(program)
 
-        try:
+        with closing_all(contexts):
             run()
-        finally:
-            for context in contexts:
-                context.close()
     return done

@@ -17,7 +17,7 @@ from tests.helpers.documents import ROOT
 from tests.helpers.walk import Hop, Walk, documented
 from tests.unit.test_layers import LEVEL, layer_of
 
-ATTEMPTS = 10
+ATTEMPTS = 50
 """A peer that is late makes a rank look around, in modules that a walk without trouble does not enter."""
 
 

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from ringfort.config import DistributedConfig, RpcConfig
 from ringfort.rpc.agent import RpcAgent
 from ringfort.testing.groups import GroupFactory, simulated_group
-from ringfort.testing.ranks import results, run_ranks
+from ringfort.testing.ranks import at_once, results, run_ranks
 
 PATIENCE = 20.0
 """Seconds that a call may take before a test is taken to hang."""
@@ -40,8 +40,7 @@ def agents(
                 if agent.is_alive(agent.rank):
                     until(lambda agent=agent: not any(agent.stats()), f"{agent} has {agent.stats()}")
         finally:
-            for agent in made:
-                agent.close()
+            at_once(*(agent.close for agent in made))
 
 
 def until(is_so: Callable[[], bool], what: str) -> None:

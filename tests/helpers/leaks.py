@@ -9,7 +9,7 @@ import stat
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing import resource_tracker
 from pathlib import Path
 
@@ -24,6 +24,7 @@ POLL = 0.005
 """Seconds between two looks while something is suspected."""
 
 DESCRIPTORS = Path("/dev/fd")
+TASKS = Path("/proc/self/task")
 SHARED_MEMORY = Path("/dev/shm")
 OTHER_PROGRAMS = f"ringfort-{os.getuid()}"
 """Where programs of this user have their traces: whoever runs the demo beside the tests creates it. What tests start
@@ -81,23 +82,23 @@ def _threads() -> Iterator[tuple[tuple[str, int | str], str]]:
 
 
 def _children() -> Iterator[tuple[tuple[str, int | str], str]]:
-    if not _has_children():
-        return
     tracker = getattr(resource_tracker._resource_tracker, "_pid", None)  # multiprocessing's own; lives as long as we do
-    for child in psutil.Process().children():
-        if child.pid != tracker:
-            yield ("process", child.pid), f"child process {child.pid}"
+    for child in _child_numbers():
+        if child != tracker:
+            yield ("process", child), f"child process {child}"
 
 
-def _has_children() -> bool:
-    """Whether there is any child, running or not yet waited for, without the cost of a list of all processes."""
-    if not hasattr(os, "waitid"):  # macOS before Python 3.13
-        return True
-    try:
-        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-    except ChildProcessError:
-        return False
-    return True
+def _child_numbers() -> list[int]:
+    """The children of all threads, running or not yet waited for. Where the kernel lists them, without the cost of a
+    look at all processes of the machine."""
+    lists = [task / "children" for task in TASKS.glob("*")]
+    if not lists or not lists[0].exists():  # macOS, or a kernel without CONFIG_PROC_CHILDREN
+        return [child.pid for child in psutil.Process().children()]
+    found: list[int] = []
+    for path in lists:
+        with suppress(OSError):  # the thread has ended since
+            found += map(int, path.read_text().split())
+    return found
 
 
 def _shared_memory() -> Iterator[tuple[tuple[str, int | str], str]]:

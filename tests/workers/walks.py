@@ -29,7 +29,7 @@ def torch() -> tuple[Walk, int]:
     for _ in range(3):  # the first one plans
         dist.all_reduce(x)
     walks: list[Walk] = []
-    for _ in range(10):  # a peer that is late makes a rank wait longer, in modules that are entered for that alone
+    for _ in range(300):  # a peer that is late makes a rank wait longer, in modules that are entered for that alone
         with Walk() as walk:
             dist.all_reduce(x)
         walks.append(walk)

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from ringfort.backends.base import Backend
 from ringfort.backends.ring import RingBackend
@@ -27,6 +27,13 @@ from ringfort.testing.ranks import results, run_ranks
 GroupFactory = Callable[[int, DistributedConfig], AbstractContextManager[Sequence[Backend]]]
 """What makes the ranks of a group, given their number and their settings, such as `simulated_group`."""
 B = TypeVar("B", bound=Backend)
+
+
+class _Closable(Protocol):
+    def close(self) -> None: ...
+
+
+C = TypeVar("C", bound=_Closable)
 
 
 def simulated_group(world_size: int, config: DistributedConfig) -> AbstractContextManager[Sequence[Backend]]:
@@ -99,12 +106,12 @@ def reserved_addresses(number: int, host: str = "127.0.0.1") -> Generator[list[s
 
 
 @contextmanager
-def closing_all(backends: Sequence[B]) -> Generator[Sequence[B], None, None]:
-    """Close all at the end, at the same time: a close may have to wait for the reader of another rank."""
+def closing_all(ranks: Sequence[C]) -> Generator[Sequence[C], None, None]:
+    """Close all backends or contexts at the end, at the same time: each close waits a moment for the others'."""
     try:
-        yield backends
+        yield ranks
     finally:
-        results(run_ranks(backends, lambda backend: backend.close()))
+        results(run_ranks(ranks, lambda rank: rank.close()))
 
 
 @contextmanager

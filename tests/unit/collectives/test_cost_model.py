@@ -33,6 +33,7 @@ from ringfort.config import (
     Strategy,
 )
 from ringfort.errors import ConfigError, InvalidArgumentError
+from ringfort.testing.ranks import at_once
 from ringfort.transport import fast_path
 
 REDUCE, OVERHEAD = 0.25, 0.5
@@ -286,8 +287,7 @@ def test_a_simulated_group_chooses_without_sending_a_word() -> None:
     assert not any(cost_model.needs_measuring(backend.group) for backend in group)
     assert {str(settle(backend.group, AllReduceStrategy.AUTO, MIB)) for backend in group} == {"ring"}
     assert all(backend.traffic().messages_sent == 0 for backend in group)
-    for backend in group:
-        DistributedContext(backend).close()
+    at_once(*(DistributedContext(backend).close for backend in group))
 
 
 def test_what_cannot_be_predicted_is_refused_by_name_and_value() -> None:

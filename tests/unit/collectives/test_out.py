@@ -10,16 +10,14 @@ import pytest
 
 from ringfort import DistributedContext, ReduceOp, SimulatedBackend
 from ringfort.errors import InvalidArgumentError
+from ringfort.testing.groups import closing_all
 from ringfort.testing.ranks import results, run_ranks
 
 
 def on_ranks(world_size: int, action: Callable[[DistributedContext], Any]) -> list[Any]:
     contexts = [DistributedContext(backend) for backend in SimulatedBackend.create_group(world_size)]
-    try:
+    with closing_all(contexts):
         return results(run_ranks(contexts, action))
-    finally:
-        for context in contexts:
-            context.close()
 
 
 def mine(ctx: DistributedContext, *shape: int) -> np.ndarray[Any, Any]:
@@ -94,8 +92,5 @@ def test_parts_may_have_any_sizes_if_both_sides_agree() -> None:
     ],
 )
 def test_what_does_not_fit_is_refused_by_name(make: Callable[..., Any], words: str) -> None:
-    backends = SimulatedBackend.create_group(2)
-    with pytest.raises(InvalidArgumentError, match=words):
+    with closing_all(SimulatedBackend.create_group(2)) as backends, pytest.raises(InvalidArgumentError, match=words):
         make(DistributedContext(backends[0]), np.zeros(3, np.float32))
-    for backend in backends:
-        backend.close()

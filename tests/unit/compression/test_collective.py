@@ -25,6 +25,7 @@ from ringfort import (
 from ringfort.compression import calls
 from ringfort.compression.calls import Compressed
 from ringfort.compression.collective import reduce_scatter
+from ringfort.testing.groups import closing_all
 from ringfort.testing.ranks import results, run_ranks
 from ringfort.training import average_gradients
 
@@ -42,11 +43,8 @@ def group(n: int, **settings: Any) -> list[DistributedContext]:
 
 
 def on_all(contexts: list[DistributedContext], program: Callable[[DistributedContext], Any]) -> list[Any]:
-    try:
+    with closing_all(contexts):
         return run_ranks(contexts, program)
-    finally:
-        for context in contexts:
-            context.close()
 
 
 def noise(seed: int, shape: tuple[int, ...]) -> Array:

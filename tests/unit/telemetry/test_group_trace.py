@@ -10,6 +10,7 @@ import pytest
 from ringfort import DistributedContext, PeerLostError, SimulatedBackend
 from ringfort.telemetry.trace import Trace
 from ringfort.testing import run_ranks
+from ringfort.testing.ranks import at_once
 from tests.helpers.traces import Written, by_rank
 
 
@@ -36,8 +37,7 @@ def test_the_main_group_is_described_and_not_its_sub_groups(own: Trace, monkeypa
     assert sub is not None
     assert sub.group.rank == 1
     assert written(own).header == header
-    for rank in ranks:
-        rank.close()
+    at_once(*(rank.close for rank in ranks))
 
 
 def test_fast_collectives_and_slow_ones_are_time_of_the_step(own: Trace) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from ringfort import DistributedContext, SimulatedBackend
 from ringfort.errors import InvalidArgumentError
+from ringfort.testing.groups import closing_all
 from ringfort.testing.ranks import results, run_ranks
 
 torch = pytest.importorskip("torch")
@@ -52,11 +53,8 @@ def move(model: Any, rounds: Rounds, sums: RoundSum, seed: int, weight: float) -
 def together(program: Any) -> list[Any]:
     """Run two ranks."""
     contexts = [DistributedContext(backend) for backend in SimulatedBackend.create_group(2)]
-    try:
+    with closing_all(contexts):
         return results(run_ranks(contexts, program))
-    finally:
-        for context in contexts:
-            context.close()
 
 
 def bits(payload: dict[str, Any]) -> bytes:

@@ -17,6 +17,7 @@ from ringfort.config import DistributedConfig
 from ringfort.context import DistributedContext
 from ringfort.errors import DistributedError, InvalidArgumentError
 from ringfort.testing import results, run_ranks, simulated_group
+from ringfort.testing.groups import closing_all
 from ringfort.torch.training import tensor_sum
 from tests.helpers.torch_members import DATA, Member, Program, loss_of_rows, train
 
@@ -37,11 +38,11 @@ def program(**options: Any) -> Program:
 
 @contextmanager
 def contexts(size: int) -> Iterator[list[DistributedContext]]:
-    with simulated_group(size, DistributedConfig()) as group:
-        made = [DistributedContext(backend) for backend in group]
-        yield made
-        for context in made:
-            context.close()
+    with (
+        simulated_group(size, DistributedConfig()) as group,
+        closing_all([DistributedContext(backend) for backend in group]) as made,
+    ):
+        yield list(made)
 
 
 def step(members: list[Member], group: list[DistributedContext]) -> None:

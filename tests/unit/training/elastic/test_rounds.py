@@ -13,6 +13,7 @@ import pytest
 from ringfort import DistributedContext, SimulatedBackend
 from ringfort.compression import auto
 from ringfort.errors import InvalidArgumentError
+from ringfort.testing.groups import closing_all
 from ringfort.testing.ranks import results, run_ranks
 from ringfort.training.elastic.array_rounds import RoundSource, RoundSum, RoundTree
 from ringfort.training.elastic.protocol import Compute, Mark, Result
@@ -25,11 +26,8 @@ AUTO = RoundSettings.of("auto", None, None, None, None)
 
 def together(program: Callable[[DistributedContext], Any], size: int = 2) -> list[Any]:
     contexts = [DistributedContext(backend) for backend in SimulatedBackend.create_group(size)]
-    try:
+    with closing_all(contexts):
         return results(run_ranks(contexts, program))
-    finally:
-        for context in contexts:
-            context.close()
 
 
 # --- settings ---------------------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ import pytest
 
 from ringfort import DistributedContext, LocalSteps
 from ringfort.errors import DistributedError, GradientMismatchError, InvalidArgumentError, NonFiniteError
+from ringfort.testing.groups import closing_all
 from ringfort.testing.ranks import run_ranks
 from ringfort.training.local_steps import run as module
 from ringfort.training.local_steps.choice import HIDDEN_SHARE, SHARE, Costs, Decision, decide
@@ -209,12 +210,11 @@ def test_a_lost_peer_is_an_error_at_the_end_of_a_turn() -> None:
 
 
 def test_ranks_with_another_number_of_fragments_are_told() -> None:
-    contexts = group(2)
-    for outcome in run_ranks(contexts, lambda ctx: LocalSteps(ctx, weights(), every=4, fragments=2 + ctx.rank)):
+    with closing_all(group(2)) as contexts:
+        outcomes = run_ranks(contexts, lambda ctx: LocalSteps(ctx, weights(), every=4, fragments=2 + ctx.rank))
+    for outcome in outcomes:
         assert isinstance(outcome, GradientMismatchError)
         assert "fragments=3" in str(outcome)
-    for context in contexts:
-        context.close()
 
 
 @pytest.mark.parametrize("fragments", [0, 65, 2.0, True, "2", None])

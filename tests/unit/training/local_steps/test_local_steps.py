@@ -10,6 +10,7 @@ import pytest
 
 from ringfort import DistributedContext, LocalSteps, SimulatedBackend
 from ringfort.errors import DistributedError, GradientMismatchError, InvalidArgumentError, NonFiniteError
+from ringfort.testing.groups import closing_all
 from ringfort.testing.ranks import results, run_ranks
 from ringfort.training.local_steps import run as module
 from ringfort.training.local_steps.choice import Decision
@@ -20,12 +21,8 @@ def group(size: int) -> list[DistributedContext]:
 
 
 def on(size: int, program: Callable[[DistributedContext], Any]) -> list[Any]:
-    contexts = group(size)
-    try:
+    with closing_all(group(size)) as contexts:
         return results(run_ranks(contexts, program))
-    finally:
-        for context in contexts:
-            context.close()
 
 
 def weights(seed: int = 0, kind: str = "float32") -> dict[str, Any]:
@@ -174,12 +171,11 @@ def test_ranks_with_other_settings_or_shapes_are_told_what_differs() -> None:
         return LocalSteps(ctx, tree, every=4)
 
     for program, words in ((other_codec, "codec=int8"), (other_shape, "(69, 90)")):
-        contexts = group(2)
-        for outcome in run_ranks(contexts, program):
+        with closing_all(group(2)) as contexts:
+            outcomes = run_ranks(contexts, program)
+        for outcome in outcomes:
             assert isinstance(outcome, GradientMismatchError)
             assert words in str(outcome)
-        for context in contexts:
-            context.close()
 
 
 def test_weights_that_are_not_finite_are_an_error_everywhere_and_change_nothing() -> None:
