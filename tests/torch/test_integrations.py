@@ -25,6 +25,7 @@ pytestmark = pytest.mark.skipif(find_spec("torch") is None, reason="torch is not
 
 ROOT = Path(__file__).parents[2]
 EPOCHS = 4
+PASS = re.compile(r"^step (\d+): loss", re.MULTILINE)
 LAST = re.compile(r"done at step (\d+), weights ([0-9a-f]{16})")
 
 
@@ -91,6 +92,8 @@ def survives(process: Forker, program: Path, folder: Path, prefix: str) -> None:
     members[1] = start(1)
     codes = [member.end() for member in members]
     assert codes == [0, 0, 0], "\n\n".join(member.words for member in members)
+    # At the end of a pass a member has all of its steps, those without a part of it too.
+    assert {int(step) % 16 for member in members for step in PASS.findall(member.words)} == {0}
     ends = [LAST.findall(member.words) for member in members]
     assert ends[0][0][0] == str(16 * EPOCHS)
     assert ends == [ends[0]] * 3

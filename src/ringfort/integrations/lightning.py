@@ -181,15 +181,18 @@ class ElasticStrategy(SingleDeviceStrategy):
     def steps(self) -> Iterator[Any]:
         """Yield the first micro-batch of each step of a pass in which this member has a part."""
         assert self._passes is not None
+        number = self._passes.number
         for batch in self._passes:
             self._count(self._passes.number, 1)
             yield batch
+        if self._joined.number > number * self._trainer.fit_loop.max_batches:
+            self._count(number, 1)  # this member may have had no part in the last steps of the pass
         if self._passes.is_over:
             self._trainer.should_stop = True
 
     def _count(self, number: int, begun: int) -> None:
         """Set the counters of the `Trainer` to those of the run, which goes on while a member is away. `begun` is 1
-        inside of pass `number`, and 0 before it."""
+        inside of pass `number` and at its end, and 0 before it."""
         fit, step = self._trainer.fit_loop, self._joined.next_number - 1
         place = step - number * fit.max_batches
         _set(fit.epoch_progress.current, number + begun, number)
