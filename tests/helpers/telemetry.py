@@ -28,6 +28,8 @@ class Rank:
     """Seconds by which its clock is ahead."""
     is_alive: bool = True
     is_finished: bool = False
+    is_seen: bool = True
+    """Whether its reports arrive."""
     pid: int = 100
     role: str = ""
     numbers_from: int = 0
@@ -68,7 +70,8 @@ class SimulatedRun:
             steps = self._steps_until(until)
             self.now = until
             for rank, made in zip(self.ranks, steps, strict=True):
-                self.history.take(self.report(rank, made))
+                if rank.is_seen:
+                    self.history.take(self.report(rank, made))
         return self.view()
 
     def view(self) -> RunView:

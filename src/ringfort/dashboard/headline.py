@@ -10,7 +10,7 @@ from rich.text import Text
 from ringfort.dashboard.drawing import GAP, cut, flow, line, shorten, width_of, wrap
 from ringfort.dashboard.scene import Scene
 from ringfort.dashboard.states import Notice, notices
-from ringfort.telemetry.view import ENDED, RankView, RunView, Verdict
+from ringfort.telemetry.view import ENDED, RankView, RunView
 from ringfort.telemetry.words import clean, clock, count, percent, uptime
 
 SENTENCE_LINES: Final = 3
@@ -21,10 +21,9 @@ def run_name(view: RunView) -> str:
     """The program, the run, and where it is."""
     program, run = clean(view.program), clean(view.run)
     living = [rank for rank in view.ranks if rank.state not in ENDED]
-    seen = (
-        f"{len(living)} of {view.world_size} ranks" if view.world_size > len(living) else _plural(len(living), "rank")
-    )
-    where = f"{seen} on {_plural(machines(living), 'machine')}"
+    there = min(len(living), view.seen)
+    ranks = f"{there} of {view.world_size} ranks" if there < view.world_size else _plural(len(living), "rank")
+    where = f"{ranks} on {_plural(machines(living), 'machine')}"
     names = [program or run or "a run", f"run {run}" if run not in ("", program) else "", where]
     return GAP.join(name for name in names if name)
 
@@ -61,15 +60,16 @@ def head_lines(scene: Scene, view: RunView, width: int, room: int = 100) -> list
     if there is no room for everything."""
     sentence = shorten(wrap(clean(view.verdict.sentence), width), SENTENCE_LINES, width, scene.signs)
     told = text_lines(notices(view, scene.failure, scene.played), width, NOTICE_LINES)
-    figures = flow([line(item) for item in verdict_items(view.verdict, view.ranks)], width)
+    figures = flow([line(item) for item in verdict_items(view)], width)
     said = [line((text, "bold")) for text in sentence]
     lines = [*said, *told, *figures]
     has_faults = len(told) > 0 and told[0].plain.startswith("! ")
     return (lines if len(lines) <= room or not has_faults else [*told, *said, *figures])[:room]
 
 
-def verdict_items(verdict: Verdict, ranks: Sequence[RankView]) -> list[str]:
+def verdict_items(view: RunView) -> list[str]:
     """The figures of the run: step, loss, speed, time left, and what further machines bring."""
+    verdict = view.verdict
     step = f"step {verdict.step:,}"
     if verdict.total_steps:
         step += f" of {verdict.total_steps:,} ({percent(verdict.step / verdict.total_steps)})"
@@ -77,12 +77,13 @@ def verdict_items(verdict: Verdict, ranks: Sequence[RankView]) -> list[str]:
     if verdict.loss is not None:
         items.append(f"loss {verdict.loss:.4g}")
     if verdict.samples_per_second is not None:
-        items.append(f"{count(verdict.samples_per_second)} samples/s")
+        whose = "" if view.is_whole else f" of {_plural(view.seen, 'rank')}"
+        items.append(f"{count(verdict.samples_per_second)} samples/s{whose}")
     if verdict.steps_per_second:
         items.append(f"{count(verdict.steps_per_second)} steps/s")
     if verdict.eta is not None:
         items.append(f"ETA {uptime(verdict.eta)}")
-    training = [rank for rank in ranks if rank.state == "training"]
+    training = [rank for rank in view.ranks if rank.state == "training"]
     if verdict.speed_up is not None and len(training) > 1:
         hosts = machines(training)
         who = _plural(hosts, "machine") if hosts > 1 else _plural(len(training), "rank")

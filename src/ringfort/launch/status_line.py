@@ -20,6 +20,7 @@ from ringfort.telemetry.history import History
 from ringfort.telemetry.records import Header
 from ringfort.telemetry.report import Report
 from ringfort.telemetry.trace_set import TraceSet
+from ringfort.telemetry.verdict import in_collectives
 from ringfort.telemetry.view import ENDED, RankView, RunView
 
 UPDATE_SECONDS: Final = 0.5
@@ -55,10 +56,9 @@ class StatusLine:
             for report in self._traces.reports():
                 self._history.take(report)
                 self._take(report)
-            world_size = max((header.world_size for header in self._headers.values()), default=0)
             known = [pid for pid in self._headers if pid in self._losses]
             first = min(known, key=lambda pid: self._headers[pid].rank, default=-1)
-            self.text = status_text(self._history.view(), world_size, self._losses.get(first))
+            self.text = status_text(self._history.view(), self._losses.get(first))
 
     def _take(self, report: Report) -> None:
         pid = report.header.pid
@@ -76,19 +76,18 @@ class StatusLine:
         self._traces.close()
 
 
-def status_text(view: RunView, world_size: int, loss: float | None = None) -> str:
-    """Return the line for the ranks of this machine, of `world_size` in the run; empty if none has made a step."""
+def status_text(view: RunView, loss: float | None = None) -> str:
+    """Return the line for the ranks of this machine; empty if none has made a step."""
     ranks = [rank for rank in view.ranks if rank.state not in (*ENDED, "nonsense")]
     step, verdict = max((rank.step for rank in ranks), default=0), view.verdict
     if not step:
         return ""
-    is_alone = len(ranks) >= world_size
-    here = "" if is_alone else " here"
+    here = "" if view.is_whole else " here"
     parts = [f"step {step:,}" + (f"/{verdict.total_steps:,}" if verdict.total_steps else "")]
     if loss is not None:
         parts.append(f"loss {loss:.3g}" if abs(loss) < 1000 else f"loss {loss:,.0f}")
-    count = len(ranks) if is_alone else world_size
-    parts.append(("" if is_alone else f"{len(ranks)} of ") + f"{count} rank{'s'[: count != 1]}{here}")
+    count = len(ranks) if view.is_whole else view.world_size
+    parts.append(("" if view.is_whole else f"{view.seen} of ") + f"{count} rank{'s'[: count != 1]}{here}")
     if verdict.samples_per_second:
         parts.append(f"{_number(verdict.samples_per_second)} samples/s{here}")
     elif verdict.steps_per_second:
@@ -97,17 +96,16 @@ def status_text(view: RunView, world_size: int, loss: float | None = None) -> st
         parts.append("paused" if any(rank.state == "paused" for rank in ranks) else ranks[0].state)
     elif verdict.total_steps > step and verdict.steps_per_second:
         parts.append(f"{_duration((verdict.total_steps - step) / verdict.steps_per_second)} left")
-    return " · ".join((*parts, *_waiting(ranks, is_alone=is_alone)))
+    return " · ".join((*parts, *_waiting(ranks, is_whole=view.is_whole)))
 
 
-def _waiting(ranks: Sequence[RankView], *, is_alone: bool) -> list[str]:
+def _waiting(ranks: Sequence[RankView], *, is_whole: bool) -> list[str]:
     """Who waits for whom, if that costs much."""
     ranks = [rank for rank in ranks if rank.state == "training" and rank.split.total > 0]
     if not ranks:
         return []
-    if not is_alone:
-        # A rank that waits for another machine looks from here like one whose link is slow.
-        part = max(rank.split.part("waiting") + rank.split.part("wire") for rank in ranks)
+    if not is_whole:
+        part = in_collectives(ranks)
         return [f"{100 * part:.0f}% in collectives"] if part > WORTH else []
     most = max(rank.split.part("waiting") for rank in ranks)
     # Of those that wait about as long the first one, so that the line does not change all the time.

@@ -11,6 +11,8 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable
 from typing import Final
 
+import msgspec
+
 from ringfort.telemetry.curves import Points
 from ringfort.telemetry.event_log import EventLog, Teller
 from ringfort.telemetry.link_use import links_in_use
@@ -18,7 +20,7 @@ from ringfort.telemetry.rank_history import FORGOTTEN, RankHistory, wire_of
 from ringfort.telemetry.records import Step
 from ringfort.telemetry.report import Report
 from ringfort.telemetry.step_model import RATIOS
-from ringfort.telemetry.verdict import judge, why_nothing
+from ringfort.telemetry.verdict import judge, judge_some, why_nothing
 from ringfort.telemetry.view import LinkView, RankView, RunView, ShownEvent, ShownStep, Split, Verdict
 
 MAX_RUNS: Final = 16
@@ -204,11 +206,11 @@ class History:
         mean = {rank.key: rank.split(now, wires, least) for rank in shown}
         views = tuple(rank.view(now, mean[rank.key]) for rank in shown)
         links = links_in_use(self._links, shown)
-        return RunView(
+        view = RunView(
             now,
             chosen.name,
             next((rank.program for rank in shown), ""),
-            self._verdict(chosen, training, views, links),
+            Verdict(),
             views,
             links,
             chosen.events.all(),
@@ -217,7 +219,10 @@ class History:
             names,
             self.notice,
             world_size=max((rank.world_size for rank in shown if rank.is_alive), default=0),
+            # A process that took the place of another one has the same rank.
+            seen=len({rank.rank for rank in shown if rank.rank >= 0 and rank.is_seen(now)}),
         )
+        return msgspec.structs.replace(view, verdict=self._verdict(chosen, training, view))
 
     def _best(self, now: float) -> _Run | None:
         def worth(run: _Run) -> tuple[int, float]:
@@ -225,21 +230,19 @@ class History:
 
         return max(self._runs.values(), key=worth, default=None)
 
-    def _verdict(
-        self, run: _Run, training: list[RankHistory], views: tuple[RankView, ...], links: tuple[LinkView, ...]
-    ) -> Verdict:
-        ranks = [view for view in views if view.state == "training" and view.split.total > 0]
+    def _verdict(self, run: _Run, training: list[RankHistory], view: RunView) -> Verdict:
+        ranks = [rank for rank in view.ranks if rank.state == "training" and rank.split.total > 0]
         step = max((rank.step for rank in run.ranks.values()), default=0)
         total = max((rank.total_steps for rank in training or run.ranks.values()), default=0)
-        rate = sum(view.steps_per_second for view in ranks) / len(ranks) if ranks else 0.0
-        samples = sum(view.samples_per_second for view in ranks)
-        speed_up = _speed_up(ranks, samples)
+        rate = sum(rank.steps_per_second for rank in ranks) / len(ranks) if ranks else 0.0
+        samples = sum(rank.samples_per_second for rank in ranks)
+        speed_up = _speed_up(ranks, samples) if view.is_whole else None
         codecs = {name: max((rank.codec_seconds.get(name, 0.0) for rank in training), default=0.0) for name in RATIOS}
-        learners = [view.name or f"rank {view.rank}" for view in views if view.state == "learner"]
-        found = judge(ranks, links, codecs, speed_up, learners)
+        learners = [rank.name or f"rank {rank.rank}" for rank in view.ranks if rank.state == "learner"]
+        found = judge(ranks, view.links, codecs, speed_up, learners) if view.is_whole else judge_some(ranks, view)
         loss = run.curves.get("loss")
         return Verdict(
-            found.sentence if ranks else why_nothing(views),
+            found.sentence if ranks else why_nothing(view.ranks),
             found.cause,
             found.culprit,
             found.saving,

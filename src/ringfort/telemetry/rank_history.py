@@ -166,6 +166,12 @@ class RankHistory:
         is_late = now - self._stepped_at > max(PAUSED, PAUSED * self._usual)
         return "paused" if is_late and self.step else "training"
 
+    def is_seen(self, now: float) -> bool:
+        """Whether it is known what it has done in the window: it is heard of, or has ended since."""
+        if self.is_alive:
+            return self.state(now) not in ("silent", "nonsense")
+        return now - self._ended_at < WINDOW
+
     def is_forgotten(self, now: float, others: Collection[RankHistory]) -> bool:
         """Whether it ended so long ago that it is not shown any more."""
         if self.is_alive and now - self._heard_at < FORGOTTEN:

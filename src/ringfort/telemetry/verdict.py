@@ -19,7 +19,7 @@ from typing import Final, NamedTuple
 
 from ringfort.telemetry.rank_names import RankNames, listed
 from ringfort.telemetry.step_model import LATE, RATIOS, StepModel, slowest_link, work
-from ringfort.telemetry.view import ENDED, LinkView, RankView
+from ringfort.telemetry.view import ENDED, LinkView, RankView, RunView
 
 WORTH: Final = 0.1
 """The smallest part of a step that is called a cause."""
@@ -54,6 +54,18 @@ def judge(
     if not ranks:
         return Finding("unknown", "No step has been seen yet.")
     return _Case(ranks, links, codec_seconds or {}, speed_up, learners).finding()
+
+
+def in_collectives(ranks: Sequence[RankView]) -> float:
+    """Return the largest part of a step that a rank spends in collectives: waiting for others, and for the wire."""
+    return max((rank.split.part("waiting", "wire") for rank in ranks), default=0.0)
+
+
+def judge_some(ranks: Sequence[RankView], run: RunView) -> Finding:
+    """Return what can be said of `ranks`, those that train, if others of the run are not seen: nobody is named."""
+    seen = f"{run.seen} of {run.world_size} ranks {'is' if run.seen == 1 else 'are'} seen"
+    part = f"up to {_percent(in_collectives(ranks))} of each step is spent in collectives"
+    return Finding("unknown", f"{seen}; {part}, and who waits for whom cannot be told.")
 
 
 class _Case:

@@ -34,10 +34,10 @@ class Split(msgspec.Struct, frozen=True):
         """The seconds of a step."""
         return self.compute + self.data + self.waiting + self.wire + self.codec + self.seal
 
-    def part(self, name: str) -> float:
-        """The fraction, from 0 to 1, of one of the fields."""
+    def part(self, *names: str) -> float:
+        """The fraction, from 0 to 1, of some of the fields."""
         total = self.total
-        return getattr(self, name) / total if total else 0.0
+        return sum(getattr(self, name) for name in names) / total if total else 0.0
 
 
 class ShownStep(msgspec.Struct, frozen=True):
@@ -113,7 +113,7 @@ class Verdict(msgspec.Struct, frozen=True):
     """Who makes everyone wait, and what would help."""
     cause: str = "unknown"
     """well, slow_machine, slow_link, exchange (the same inside one machine), data, codec, seal, uneven (ranks wait for
-    each other in turn), or unknown while there is too little to judge."""
+    each other in turn), or unknown while there is too little to judge, or while not all ranks are seen."""
     culprit: str = ""
     """The machine that the others wait for, or the rank where there is only one machine; empty if there is none."""
     saving: float = 0.0
@@ -122,12 +122,13 @@ class Verdict(msgspec.Struct, frozen=True):
     total_steps: int = 0
     loss: float | None = None
     samples_per_second: float | None = None
-    """Of all ranks; None if the program does not say how many samples it takes."""
+    """Of all ranks that are seen; None if the program does not say how many samples it takes."""
     steps_per_second: float = 0.0
     eta: float | None = None
     """Seconds until the last step, if it is known."""
     speed_up: float | None = None
-    """How many times faster than its fastest rank alone."""
+    """How many times faster than its fastest rank alone; None if that cannot be known, also if not all ranks are
+    seen."""
 
 
 class Curve(msgspec.Struct, frozen=True):
@@ -161,4 +162,12 @@ class RunView(msgspec.Struct, frozen=True):
     """What the viewer should know: a recording that was cut, nobody found, a peer that sends nonsense."""
     is_recording: bool = False
     world_size: int = 0
-    """Ranks that the run has, as its ranks say; more than `ranks` if some cannot be seen."""
+    """Ranks that the run has, as its ranks say; 0 if unknown."""
+    seen: int = 0
+    """How many of them are heard of."""
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all ranks are seen. If not, nobody can tell who waits for whom: a rank that waits for one that is not
+        seen looks like one whose link is slow."""
+        return self.seen >= self.world_size

@@ -45,6 +45,16 @@ def test_eighty_columns_and_24_lines_show_everything_that_matters() -> None:
     assert "& seal" not in text  # no rank has any
 
 
+def test_of_a_run_that_is_seen_in_part_the_figures_say_of_what_they_are() -> None:
+    run = SimulatedRun([Rank("study"), Rank("attic"), Rank("laptop", compute=0.3, is_seen=False)])
+    text = shown(run.advance(30))
+    assert "2 of 3 ranks on 2 machines" in text
+    assert "2 of 3 ranks are seen; up to 69% of each step" in text
+    assert "200 samples/s of 2 ranks" in text
+    for word in ("fastest", "link", "save"):
+        assert word not in text.split("RANKS")[0]
+
+
 def test_the_bars_tell_who_waits_for_whom() -> None:
     study, laptop = shown(three_machines().view()).splitlines()[6:8]
     assert study.startswith(">  0 study  ::██")

@@ -15,9 +15,11 @@ SLOW = Split(compute=0.6, waiting=0.0, wire=0.1)
 FAST = Split(compute=0.3, waiting=0.3, wire=0.1)
 
 
-def view(*ranks: RankView, total: int = 0, samples: float | None = None, rate: float = 2.0) -> RunView:
+def view(
+    *ranks: RankView, of: int | None = None, total: int = 0, samples: float | None = None, rate: float = 2.0
+) -> RunView:
     verdict = Verdict(step=999, total_steps=total, samples_per_second=samples, steps_per_second=rate)
-    return RunView(0.0, verdict=verdict, ranks=ranks)
+    return RunView(0.0, verdict=verdict, ranks=ranks, seen=len(ranks), world_size=len(ranks) if of is None else of)
 
 
 def rank(number: int, split: Split = SLOW, state: str = "training", step: int = 1240) -> RankView:
@@ -26,44 +28,44 @@ def rank(number: int, split: Split = SLOW, state: str = "training", step: int = 
 
 def test_a_run_on_this_machine_is_told_in_one_line() -> None:
     found = view(rank(0, FAST), rank(1), rank(2, FAST), total=5000, samples=1920.4)
-    assert status_text(found, 3, 0.41234) == (
+    assert status_text(found, 0.41234) == (
         "step 1,240/5,000 · loss 0.412 · 3 ranks · 1,920 samples/s · 31 min left · rank 0 waits 43% for rank 1"
     )
 
 
 def test_of_two_that_wait_about_as_long_the_first_is_named() -> None:
     longer = Split(compute=0.29, waiting=0.31, wire=0.1)
-    assert status_text(view(rank(0), rank(1, FAST), rank(2, longer)), 3).endswith("rank 1 waits 43% for rank 0")
+    assert status_text(view(rank(0), rank(1, FAST), rank(2, longer))).endswith("rank 1 waits 43% for rank 0")
 
 
 def test_of_a_run_over_several_machines_it_tells_what_is_known_here() -> None:
-    found = view(rank(2, FAST), total=5000, samples=320.0)
-    assert status_text(found, 6) == (
+    found = view(rank(2, FAST), of=6, total=5000, samples=320.0)
+    assert status_text(found) == (
         "step 1,240/5,000 · 1 of 6 ranks here · 320 samples/s here · 31 min left · 57% in collectives"
     )
 
 
 def test_what_the_program_does_not_say_is_left_out() -> None:
-    assert status_text(view(rank(0, Split(compute=1.0))), 1) == "step 1,240 · 1 rank · 2 steps/s"
+    assert status_text(view(rank(0, Split(compute=1.0)))) == "step 1,240 · 1 rank · 2 steps/s"
 
 
 @pytest.mark.parametrize(
     ("rate", "left"), [(50.0, "75 s"), (2.0, "31 min"), (0.2, "5.2 h"), (0.01, "4.4 d")], ids=["s", "min", "h", "d"]
 )
 def test_the_time_that_is_left_has_a_unit_that_fits(rate: float, left: str) -> None:
-    assert f" · {left} left" in status_text(view(rank(0), total=5000, rate=rate), 1)
+    assert f" · {left} left" in status_text(view(rank(0), total=5000, rate=rate))
 
 
 @pytest.mark.parametrize(("loss", "text"), [(0.00012345, "0.000123"), (12345.6, "12,346"), (float("nan"), "nan")])
 def test_the_loss_is_short(loss: float, text: str) -> None:
-    assert f" · loss {text} · " in status_text(view(rank(0)), 1, loss)
+    assert f" · loss {text} · " in status_text(view(rank(0)), loss)
 
 
 def test_a_run_that_rests_says_so_and_one_without_steps_or_ranks_says_nothing() -> None:
-    assert status_text(view(rank(0, state="paused"), total=5000, rate=0.0), 1) == "step 1,240/5,000 · 1 rank · paused"
-    assert status_text(view(rank(0, state="learner"), rate=0.0), 3).endswith("1 of 3 ranks here · learner")
-    assert status_text(view(rank(0, step=0)), 1) == ""
-    assert status_text(view(rank(0, state="lost")), 1) == ""
+    assert status_text(view(rank(0, state="paused"), total=5000, rate=0.0)) == "step 1,240/5,000 · 1 rank · paused"
+    assert status_text(view(rank(0, state="learner"), of=3, rate=0.0)).endswith("1 of 3 ranks here · learner")
+    assert status_text(view(rank(0, step=0))) == ""
+    assert status_text(view(rank(0, state="lost"))) == ""
 
 
 class Clock:

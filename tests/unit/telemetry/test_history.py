@@ -156,6 +156,37 @@ def test_ranks_that_number_their_steps_differently_are_still_compared() -> None:
     assert run.view().verdict.culprit == "laptop"
 
 
+@pytest.mark.parametrize("is_known", [False, True], ids=["never-seen", "silent-now"])
+def test_nobody_is_named_and_nothing_advised_while_a_rank_is_not_seen(is_known: bool) -> None:
+    slow = Rank("laptop", compute=0.3, is_seen=is_known)
+    run = SimulatedRun([Rank("study"), Rank("attic"), slow], wire=0.01, links=WIFI)
+    before = run.advance(30)
+    slow.is_seen = False
+    view = run.advance(30)
+    assert (view.seen, view.world_size) == (2, 3)
+    assert view.verdict.sentence == (
+        "2 of 3 ranks are seen; up to 68% of each step is spent in collectives, and who waits for whom cannot be told."
+    )
+    assert (view.verdict.cause, view.verdict.culprit, view.verdict.saving) == ("unknown", "", 0)
+    assert view.verdict.speed_up is None
+    slow.is_seen = True
+    view = run.advance(2)
+    assert (view.verdict.cause, view.verdict.culprit) == ("slow_machine", "laptop")
+    assert view.verdict.speed_up is not None
+    assert before.is_whole == is_known
+
+
+def test_a_rank_that_has_ended_is_missed_only_once_it_had_no_part_in_what_is_shown() -> None:
+    ranks = [Rank("study"), Rank("laptop")]
+    run = SimulatedRun(ranks)
+    run.advance(10)
+    ranks[1].is_alive = False
+    assert run.advance(5).is_whole
+    view = run.advance(10)  # the rest says that it still has two ranks
+    assert not view.is_whole
+    assert view.verdict.sentence.startswith("1 of 2 ranks is seen; ")
+
+
 def test_a_learner_is_not_judged() -> None:
     run = SimulatedRun([Rank("study"), Rank("laptop"), Rank("attic", compute=0.0, role="learner")], wire=0.1)
     verdict = run.advance(30).verdict

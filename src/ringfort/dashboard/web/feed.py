@@ -69,6 +69,8 @@ def _plain(view: RunView, playback: Playback | None) -> dict[str, Any]:
         "program": view.program,
         "verdict": _short(view.verdict),
         "ranks": [_short(rank) for rank in view.ranks],
+        "seen": view.seen,
+        "world_size": view.world_size,
         "runs": list(view.runs),
         "notice": view.notice,
         "recording": view.is_recording,

@@ -17,7 +17,7 @@ import { drawTimeline, showAge, showTimeline, startTimeline } from "./timeline.j
 /** What is drawn, and the sections of a view of which it is made. */
 const PARTS = [
   [showTitle, ["run", "program", "runs", "recording"]],
-  [showVerdict, ["verdict", "notice", "now"]],
+  [showVerdict, ["verdict", "notice", "now", "seen", "world_size"]],
   [showPlayer, ["playback"]],
   [showRanks, ["ranks", "verdict"]],
   [showGraph, ["ranks", "links", "verdict"]],

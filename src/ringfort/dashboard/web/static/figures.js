@@ -19,7 +19,7 @@ const FIGURES = [
   {
     name: "Throughput",
     value: (verdict) => rate(verdict.samples_per_second || verdict.steps_per_second || null),
-    note: (verdict) => (isNumber(verdict.samples_per_second) ? "samples/s" : "steps/s"),
+    note: (verdict, state) => (isNumber(verdict.samples_per_second) ? `samples/s${ofSome(state)}` : "steps/s"),
   },
   {
     name: "Time left",
@@ -30,9 +30,12 @@ const FIGURES = [
   {
     name: "Speed-up",
     value: (verdict) => (isNumber(verdict.speed_up) ? `${verdict.speed_up.toFixed(verdict.speed_up < 10 ? 2 : 1)}×` : "–"),
-    note: () => "of the fastest alone",
+    note: (_, state) => ofSome(state) ? "not all ranks are seen" : "of the fastest alone",
   },
 ];
+
+/** Of how many ranks a figure is, if not of all. */
+const ofSome = ({ seen, world_size: all }) => (seen < all ? ` of ${seen} of ${all} ranks` : "");
 
 function ends(at, now) {
   const date = new Date(at * 1000);

@@ -2,8 +2,8 @@
 
 export function empty() {
   return {
-    seq: 0, now: 0, run: "", program: "", verdict: {}, ranks: [], links: {}, runs: [], notice: "", recording: false,
-    playback: null, events: [], curves: {}, timeline: {},
+    seq: 0, now: 0, run: "", program: "", verdict: {}, ranks: [], seen: 0, world_size: 0, links: {}, runs: [],
+    notice: "", recording: false, playback: null, events: [], curves: {}, timeline: {},
   };
 }
 
