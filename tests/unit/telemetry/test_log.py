@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import sys
-from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -158,62 +157,6 @@ def test_the_one_open_writer_of_tensorboard_is_found(
     ringfort.log_to(None)
     with pytest.raises(InvalidArgumentError, match="must have add_scalar"):
         ringfort.log_to("somewhere")  # type: ignore[arg-type]
-
-
-def test_the_real_tools_get_the_values(own: Trace, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Each that is installed; none is required."""
-    monkeypatch.setenv("WANDB_MODE", "offline")
-    monkeypatch.setenv("WANDB_SILENT", "true")
-    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
-    monkeypatch.chdir(tmp_path)
-    tried = [_tensorboard(tmp_path), _mlflow(tmp_path), _wandb(tmp_path)]
-    if not any(tried):
-        pytest.skip("none of tensorboard (with torch), mlflow and wandb is installed")
-
-
-def _log() -> None:
-    for step in (1, 2, 3):
-        ringfort.log(step, loss=1 / step)
-
-
-def _tensorboard(folder: Path) -> bool:
-    try:
-        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError:
-        return False
-    writer = SummaryWriter(str(folder / "tensorboard"))
-    _log()
-    writer.close()
-    found = EventAccumulator(str(folder / "tensorboard"))
-    found.Reload()
-    assert [(one.step, one.value) for one in found.Scalars("loss")] == [(n, pytest.approx(1 / n)) for n in (1, 2, 3)]
-    return True
-
-
-def _mlflow(folder: Path) -> bool:
-    try:
-        import mlflow
-    except ImportError:
-        return False
-    mlflow.set_tracking_uri((folder / "mlflow").as_uri())
-    with mlflow.start_run() as run:
-        _log()
-    history = mlflow.MlflowClient().get_metric_history(run.info.run_id, "loss")
-    assert [(one.step, one.value) for one in history] == [(n, pytest.approx(1 / n)) for n in (1, 2, 3)]
-    return True
-
-
-def _wandb(folder: Path) -> bool:
-    try:
-        import wandb
-    except ImportError:
-        return False
-    with wandb.init(project="test", dir=str(folder)) as run:
-        _log()
-        assert run.step == 3
-    wandb.teardown()  # its service
-    return True
 
 
 # --- loading ----------------------------------------------------------------------------------------------------------
