@@ -1,4 +1,5 @@
-"""A real Prometheus scrapes `ringfort run --metrics-port`, and answers the queries of the Grafana dashboard."""
+"""A real Prometheus scrapes `ringfort run --metrics-port`, and answers the queries of the Grafana dashboard. Its tool
+`promtool` finds no fault in the names and the format."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
@@ -18,6 +19,10 @@ from urllib.parse import urlencode
 from urllib.request import urlopen
 
 import pytest
+
+from ringfort.launch.metrics_server import MetricsServer, RankCollector
+from ringfort.telemetry.records import Event, Header, Sent, Step, Values
+from ringfort.telemetry.trace_file import TraceWriter
 
 ROOT = Path(__file__).parents[2]
 WORKER = str(ROOT / "tests" / "workers" / "run.py")
@@ -107,3 +112,20 @@ def test_prometheus_has_the_steps_of_all_ranks_and_answers_the_queries_of_the_da
                     assert found or is_empty, (panel["title"], text)
         end.touch()
         assert launcher.wait(PATIENCE) == 0
+
+
+def test_promtool_finds_no_fault(tmp_path: Path) -> None:
+    with (
+        closing(TraceWriter(tmp_path / "1.trace")) as writer,
+        closing(MetricsServer("127.0.0.1", 0, RankCollector(tmp_path, "mine", "study"))) as server,
+    ):
+        writer.describe(Header(1, 1.7e9, rank=0, world_size=2, program='a "b"\\\n', total_steps=50, codec="int8"))
+        writer.write(Step(4, 1.0, 0.5, data=0.125, exchange=0.25, samples=32))
+        writer.write(Values(4, 1.0, {"loss": 0.5, "größe/µs": float("inf")}))
+        writer.write(Event(1.0, "lost", "rank 1 is lost"))
+        writer.write(Sent(1.0, {1: 1000, 2: 5}, 2000))
+        with urlopen(server.url, timeout=PATIENCE) as answer:
+            text = answer.read()
+    assert b"ringfort_steps_total" in text
+    checked = subprocess.run(["promtool", "check", "metrics"], input=text, capture_output=True, check=False)
+    assert (checked.returncode, checked.stdout, checked.stderr) == (0, b"", b"")

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import http.client
-import shutil
 import socket
-import subprocess
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -136,17 +134,6 @@ def test_a_rank_that_has_ended_stays_with_its_counts(tmp_path: Path, server: Met
 def test_without_a_folder_there_are_no_ranks_and_no_error() -> None:
     with closing(MetricsServer("127.0.0.1", 0, RankCollector(None, "mine", "study"))) as server:
         assert samples(server) == {}
-
-
-@pytest.mark.skipif(shutil.which("promtool") is None, reason="needs promtool (Debian: prometheus)")
-def test_promtool_finds_no_fault(writer: TraceWriter, server: MetricsServer) -> None:
-    train(writer, 4)
-    writer.write(Values(4, 1.0, {"loss": 0.5, "größe/µs": float("inf")}))
-    writer.write(Event(1.0, "lost", "rank 1 is lost"))
-    writer.write(Sent(1.0, {1: 1000, 2: 5}, 2000))
-    _, text = ask(server)
-    checked = subprocess.run(["promtool", "check", "metrics"], input=text, capture_output=True, text=True, check=False)
-    assert (checked.returncode, checked.stdout, checked.stderr) == (0, "", "")
 
 
 def test_a_port_that_another_program_has_is_an_error_that_names_it(server: MetricsServer) -> None:
