@@ -12,8 +12,9 @@ from importlib import import_module
 from typing import Any, Final
 
 from ringfort.cluster.node import ClusterNode
-from ringfort.config import AutoDiscoveryConfig, parse_address
+from ringfort.config import AutoDiscoveryConfig, launched_run, parse_address, set_for_this_process
 from ringfort.errors import DistributedError
+from ringfort.telemetry.launched_traces import LaunchedTraces
 from ringfort.torch.cluster_store import ClusterStore
 
 JOIN_TIMEOUT: Final = 600
@@ -38,13 +39,18 @@ class RingfortRendezvous(api.RendezvousHandler):
         `join_timeout`."""
         self._parameters = parameters
         self._timeout = float(parameters.get("join_timeout", JOIN_TIMEOUT))
+        # Workers get the environment of their agent, so viewers in the cluster see their steps.
+        self._traces = LaunchedTraces(launched_run())
+        set_for_this_process(self._traces.variables)
         self._node = ClusterNode(
             AutoDiscoveryConfig(
                 min_peers=parameters.min_nodes - 1,
                 max_peers=parameters.max_nodes - 1,
                 timeout=self._timeout,
                 peers=[parameters.endpoint] if parameters.endpoint else [],
-            )
+            ),
+            steps_done=self._traces.step,
+            telemetry=self._traces.folder,
         )
         self._store: ClusterStore | None = None
         self._epoch: tuple[int, str] | None = None
@@ -65,6 +71,7 @@ class RingfortRendezvous(api.RendezvousHandler):
         if self._is_closed:
             raise api.RendezvousClosedError
         deadline = time.monotonic() + self._timeout
+        self._traces.clear()
         self._tell(_RESTART)
         try:
             while True:
@@ -143,6 +150,7 @@ class RingfortRendezvous(api.RendezvousHandler):
             self._store.close()
             self._store = None
         self._node.close()
+        self._traces.close()
         return True
 
     def _wait_for_others(self, store: ClusterStore) -> None:
