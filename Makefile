@@ -28,6 +28,9 @@ DOCS := $(VENV)/.docs.stamp
 # The tools that make a release have an environment of their own: they are none of the package's.
 TOOLS_BIN := build/tools/bin
 TOOLS := build/tools/.stamp
+# The blocks of the documents that start ranks themselves; without Ray or Dask, they say how to get them.
+CLUSTER_BLOCKS := tests/integration/test_ray.py::test_the_blocks_of_the_document_run \
+	tests/integration/test_dask.py::test_the_block_of_the_document_runs
 
 .PHONY: help demo test matrix integration stress lint format bench docs dist clean
 .DEFAULT_GOAL := help
@@ -62,9 +65,9 @@ format: $(DEV) ## format and mend what can be mended
 bench: $(BENCH) ## all-reduce against everybody's, on this machine; writes docs/performance.md (ARGS=--quick)
 	$(BIN)/python -m benchmarks $(ARGS)
 
-docs: $(DOCS) ## the documentation site in build/site: links, commands and every public name checked, every block of Python run
+docs: $(DOCS) ## the documentation site in build/site: links, commands and public names checked; blocks of Python run, or named with what they lack
 	$(BIN)/python scripts/check_docs.py
-	$(BIN)/python -m pytest tests/unit/test_site.py tests/cluster/test_documents.py
+	$(BIN)/python -m pytest -raP tests/unit/test_site.py tests/cluster/test_documents.py $(CLUSTER_BLOCKS)
 	$(BIN)/python -m scripts.build_site
 
 dist: $(TOOLS) ## wheel and sdist in dist/, checked; the wheel alone runs the demo in a bare environment

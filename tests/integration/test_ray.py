@@ -22,23 +22,28 @@ PATIENCE = 1200
 pytestmark = pytest.mark.timeout(PATIENCE + 60)
 
 
-@pytest.fixture(scope="module")
-def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def driven(cases: str, folder: Path) -> dict[str, Any]:
+    """What the driver says of its cases, in a cluster of their own."""
     missing = [package for package in ("ray", "torch", "pandas", "pyarrow") if find_spec(package) is None]
     if missing:
         pytest.skip(f"needs {' '.join(missing)}: pip install 'ray[train]' torch (`make integration` does it)")
-    command = [sys.executable, "-m", "tests.workers.ray_driver", str(tmp_path_factory.mktemp("ray"))]
+    command = [sys.executable, "-m", "tests.workers.ray_driver", cases, str(folder)]
     run = subprocess.run(
         command, cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=PATIENCE, check=False
     )
-    found: dict[str, Any] = {}
+    found: dict[str, Any] = {"ran": []}
     for line in run.stdout.splitlines():
         if line.startswith("{"):
             told = json.loads(line)
-            ran = [*found.get("ran", []), told.pop("ran")] if "ran" in told else found.get("ran", [])
-            found |= told | {"ran": ran}
+            found["ran"] += [told.pop("ran")] if "ran" in told else []
+            found |= told
     assert run.returncode == 0, f"{found}\n{run.stderr[-3000:]}"
     return found
+
+
+@pytest.fixture(scope="module")
+def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return driven("trainings", tmp_path_factory.mktemp("ray"))
 
 
 def test_workers_of_a_trainer_are_ranks_on_two_machines(said: dict[str, Any]) -> None:
@@ -58,10 +63,10 @@ def test_machines_that_ray_takes_away_and_adds_cost_no_step(said: dict[str, Any]
     assert said["elastic"] == [{"done": TOTAL, "state": digest(plain_loop(TOTAL))}] * 3
 
 
-def test_the_blocks_of_the_document_run(said: dict[str, Any]) -> None:
+def test_the_blocks_of_the_document_run(tmp_path: Path) -> None:
     shown = [block.where for block in blocks() if block.needs == ("a Ray cluster",)]
     assert len(shown) == 3
-    assert said["ran"] == shown
+    assert driven("blocks", tmp_path)["ran"] == shown
 
 
 def test_a_member_that_fails_again_and_again_ends_the_run(said: dict[str, Any]) -> None:

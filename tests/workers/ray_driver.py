@@ -1,6 +1,7 @@
-"""A driver of Ray: `python -m tests.workers.ray_driver FOLDER`. Two machines of one Ray cluster, on this machine.
+"""A driver of Ray: `python -m tests.workers.ray_driver CASES FOLDER`. Two machines of one Ray cluster, on this machine.
 
-It prints lines of JSON: how trainings and an elastic run have ended, while machines came and went.
+It prints lines of JSON. CASES is `trainings`: how trainings and an elastic run have ended, while machines came and
+went; or `blocks`: which blocks of the document have run.
 """
 
 from __future__ import annotations
@@ -113,49 +114,56 @@ def until(folder: Path, wanted: Any) -> None:
     (folder / "hurry").touch()
 
 
-def run_blocks() -> None:
+def run_blocks(cluster: Cluster, second: Any, folder: Path) -> None:
     """Run what the document shows."""
+    os.environ["HOME"] = str(folder)  # where trainers keep their results by default
     for block in blocks():
         if block.needs == ("a Ray cluster",):
             exec(compile(block.code, block.where, "exec"), {"__name__": "__main__"})
             say(ran=block.where)
 
 
-def main(folder: Path) -> None:
-    """Run all cases in one cluster: to start one takes longer than a case."""
+def run_trainings(cluster: Cluster, second: Any, folder: Path) -> None:
+    """Run all other cases."""
+    told = {"folder": str(folder)}
+    stored = RunConfig(storage_path=str(folder / "ray"))
+    DataParallelTrainer(
+        train, train_loop_config=told, backend_config=RingfortConfig(timeout=120), scaling_config=SPREAD,
+        run_config=stored,
+    ).fit()  # fmt: skip
+    say(numpy=[json.loads((folder / f"numpy{rank}").read_text()) for rank in range(2)])
+    TorchTrainer(
+        train_torch, train_loop_config=told, torch_config=TorchConfig(backend="ringfort"), scaling_config=SPREAD,
+        run_config=stored,
+    ).fit()  # fmt: skip
+    say(torch=[json.loads((folder / f"torch{rank}").read_text()) for rank in range(2)])
+    running = Thread(target=lambda: say(elastic=run_elastic(take_part, str(folder), nodes="1:4", name="in-ray")))
+    running.start()
+    change_machines(cluster, second, folder)
+    running.join(PATIENCE)
+    try:
+        run_elastic(fail, str(folder), nodes="1", max_failures=2)
+    except DistributedError as exc:
+        failures = [int(path.read_text()) for path in folder.glob("failures-*")]
+        say(failed=str(exc).splitlines()[0], cause=type(exc.__cause__).__name__, failures=failures)
+
+
+CASES = {"trainings": run_trainings, "blocks": run_blocks}
+
+
+def main(cases: str, folder: Path) -> None:
+    """Run cases in one cluster: to start one takes longer than a case."""
     cluster = Cluster(
         initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False, "object_store_memory": STORE}
     )
     try:
         second = cluster.add_node(num_cpus=2, object_store_memory=STORE)
         ray.init(address=cluster.address, log_to_driver=False)
-        told = {"folder": str(folder)}
-        stored = RunConfig(storage_path=str(folder / "ray"))
-        DataParallelTrainer(
-            train, train_loop_config=told, backend_config=RingfortConfig(timeout=120), scaling_config=SPREAD,
-            run_config=stored,
-        ).fit()  # fmt: skip
-        say(numpy=[json.loads((folder / f"numpy{rank}").read_text()) for rank in range(2)])
-        TorchTrainer(
-            train_torch, train_loop_config=told, torch_config=TorchConfig(backend="ringfort"), scaling_config=SPREAD,
-            run_config=stored,
-        ).fit()  # fmt: skip
-        say(torch=[json.loads((folder / f"torch{rank}").read_text()) for rank in range(2)])
-        running = Thread(target=lambda: say(elastic=run_elastic(take_part, str(folder), nodes="1:4", name="in-ray")))
-        running.start()
-        change_machines(cluster, second, folder)
-        running.join(PATIENCE)
-        os.environ["HOME"] = str(folder)  # where trainers keep their results by default
-        run_blocks()
-        try:
-            run_elastic(fail, str(folder), nodes="1", max_failures=2)
-        except DistributedError as exc:
-            failures = [int(path.read_text()) for path in folder.glob("failures-*")]
-            say(failed=str(exc).splitlines()[0], cause=type(exc.__cause__).__name__, failures=failures)
+        CASES[cases](cluster, second, folder)
     finally:
         ray.shutdown()
         cluster.shutdown()
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(sys.argv[1], Path(sys.argv[2]))
