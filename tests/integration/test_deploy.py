@@ -1,10 +1,11 @@
-"""The files for Docker and Kubernetes: linted, checked against a schema, and their commands parsed by `ringfort`.
+"""The files for Docker and Kubernetes: linted, checked against schemas, and their commands parsed by `ringfort`.
 
-No container engine runs here.
+No container engine runs here: .github/workflows/test.yml builds the image, and runs the compose file.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import subprocess
 import sys
@@ -21,6 +22,13 @@ from ringfort.config import Environment
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
 MANIFESTS = sorted((DEPLOY / "kubernetes").glob("*.yaml"))
+CRD = ROOT / "build" / "jobset-crd.yaml"
+"""JobSet's own schema: 800 kB, Apache-2.0, not in this repository."""
+CRD_SHA256 = "d022b87624512cf0b6741b31b24a2bea9945b5a838b50713af29332c878bb6fe"
+GET_CRD = (
+    "curl --fail --location --create-dirs --output build/jobset-crd.yaml https://raw.githubusercontent.com"
+    "/kubernetes-sigs/jobset/v0.12.0/config/components/crd/bases/jobset.x-k8s.io_jobsets.yaml"
+)
 NEEDS = {"yaml": "pyyaml", "jsonschema": "jsonschema"}
 
 missing = [package for module, package in NEEDS.items() if find_spec(module) is None]
@@ -31,8 +39,31 @@ import jsonschema  # noqa: E402
 import yaml  # noqa: E402
 
 
-def validator() -> Any:
-    return jsonschema.Draft7Validator(json.loads((Path(__file__).parent / "jobset.schema.json").read_text()))
+@pytest.fixture(scope="module", params=["ours", "upstream"])
+def validator(request: pytest.FixtureRequest) -> Any:
+    """The fields that we use, with what the API server checks beyond the schema; and the schema of JobSet itself."""
+    if request.param == "ours":
+        schema = json.loads((Path(__file__).parent / "jobset.schema.json").read_text())
+        return jsonschema.Draft7Validator(schema)
+    if not CRD.exists():
+        pytest.skip(f"needs the schema of JobSet: {GET_CRD}")
+    assert hashlib.sha256(CRD.read_bytes()).hexdigest() == CRD_SHA256, f"another schema than that of: {GET_CRD}"
+    [version] = [one for one in yaml.safe_load(CRD.read_bytes())["spec"]["versions"] if one["name"] == "v1alpha2"]
+    schema = version["schema"]["openAPIV3Schema"]
+    refuse_unknown_fields(schema)
+    return jsonschema.Draft202012Validator(schema)
+
+
+def refuse_unknown_fields(schema: Any) -> None:
+    """As `kubectl apply` does, although a schema of Kubernetes does not say so."""
+    if isinstance(schema, dict):
+        if "properties" in schema:
+            schema.setdefault("additionalProperties", False)
+        for part in schema.values():
+            refuse_unknown_fields(part)
+    elif isinstance(schema, list):
+        for part in schema:
+            refuse_unknown_fields(part)
 
 
 def pod_of(manifest: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -49,9 +80,13 @@ def options_of(command: list[str]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("path", MANIFESTS, ids=lambda path: path.name)
-def test_a_manifest_fits_the_schema_and_starts_what_it_says(path: Path) -> None:
+def test_a_manifest_fits_the_schemas(path: Path, validator: Any) -> None:
+    assert [error.message for error in validator.iter_errors(yaml.safe_load(path.read_text()))] == []
+
+
+@pytest.mark.parametrize("path", MANIFESTS, ids=lambda path: path.name)
+def test_a_manifest_starts_what_it_says(path: Path) -> None:
     manifest = yaml.safe_load(path.read_text())
-    assert [error.message for error in validator().iter_errors(manifest)] == []
     job, pod = pod_of(manifest)
     [container] = pod["containers"]
     options = options_of(container["args"])
@@ -71,11 +106,11 @@ def test_a_manifest_fits_the_schema_and_starts_what_it_says(path: Path) -> None:
     assert pod["securityContext"]["fsGroup"] == pod["securityContext"]["runAsGroup"]
 
 
-def test_a_mistake_in_a_manifest_is_found() -> None:
+def test_a_mistake_in_a_manifest_is_found(validator: Any) -> None:
     manifest = yaml.safe_load(MANIFESTS[0].read_text())
     pod_of(manifest)[0]["paralelism"] = 4
     pod_of(manifest)[1]["volumes"][0]["secret"]["defaultMode"] = "0440"
-    found = [error.message for error in validator().iter_errors(manifest)]
+    found = [error.message for error in validator.iter_errors(manifest)]
     assert len(found) == 2, found
 
 
