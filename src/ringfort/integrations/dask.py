@@ -19,10 +19,10 @@ from ringfort.backends.tcp import TcpBackend
 from ringfort.config import DistributedConfig, check_timeout, format_address, parse_address
 from ringfort.context import DistributedContext
 from ringfort.errors import DistributedError, InvalidArgumentError
-from ringfort.integrations.needed import check_version
+from ringfort.integrations.versions import require
 from ringfort.transport import tcp
 
-check_version("distributed", "2024.1", "distributed")
+require("distributed", "2024.1")
 
 distributed: Any = import_module("distributed")
 

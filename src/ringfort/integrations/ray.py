@@ -17,10 +17,10 @@ from typing import Any, Final
 
 from ringfort.config import check_timeout, format_address, member_range, set_for_this_process
 from ringfort.errors import BackendUnavailableError, DistributedError
-from ringfort.integrations.needed import check_version
+from ringfort.integrations.versions import require
 from ringfort.transport import tcp
 
-check_version("ray", "2.51", "ray[train]")
+require("ray", "2.51", install="ray[train]")
 
 try:
     ray: Any = import_module("ray")

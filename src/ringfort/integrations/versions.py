@@ -8,13 +8,14 @@ from importlib.metadata import PackageNotFoundError, version
 from ringfort.errors import BackendUnavailableError
 
 
-def require(package: str, lowest: str) -> None:
-    """Raise `BackendUnavailableError` unless `package` is installed in version `lowest`, such as `2.4`, or later."""
-    command = f"pip install '{package}>={lowest}'"
+def require(package: str, lowest: str, install: str = "") -> None:
+    """Raise `BackendUnavailableError` unless `package` is installed in version `lowest`, such as `2.4`, or later.
+    `install` is what pip is asked for, if that is not the package itself: `ray[train]`."""
+    command = f"pip install '{install or package}>={lowest}'"
     try:
         found = version(package)
     except PackageNotFoundError:
-        raise BackendUnavailableError(package, command) from None
+        raise BackendUnavailableError(f"{package} {lowest} or later", f"it is not installed; {command}") from None
     if _numbers(found) < _numbers(lowest):
         raise BackendUnavailableError(f"{package} {lowest} or later", f"this is {found}; {command}")
 

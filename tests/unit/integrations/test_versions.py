@@ -22,5 +22,7 @@ def test_one_that_is_too_old_or_missing_is_named_with_the_command(monkeypatch: p
         expected = f"lightning 2.4 or later is not available here: this is {found}; pip install 'lightning>=2.4'"
         assert str(caught.value) == expected
     monkeypatch.undo()
-    with pytest.raises(BackendUnavailableError, match=r"^no-such-library is not available here: pip install 'no-such"):
-        versions.require("no-such-library", "1")
+    with pytest.raises(BackendUnavailableError) as caught:
+        versions.require("no-such-library", "2.51", install="no-such-library[all]")
+    command = "pip install 'no-such-library[all]>=2.51'"
+    assert str(caught.value) == f"no-such-library 2.51 or later is not available here: it is not installed; {command}"
