@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -59,6 +60,18 @@ def test_those_who_watch_see_what_the_trainer_logs(tmp_path: Path) -> None:
     assert samples == {str(step): 8 for step in range(1, 7)}
     assert list(logged) == ["2", "4", "6"]
     assert all({"loss", "learning_rate"} <= set(names) for names in logged.values())
+
+
+def test_an_accelerate_that_chooses_backends_in_another_way_is_named_with_the_command() -> None:
+    program = (
+        "from accelerate.state import PartialState; del PartialState._prepare_backend; "
+        "import ringfort.integrations.transformers"
+    )
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=PATIENCE, check=False)
+    assert run.stderr.splitlines()[-1] == (
+        "ringfort.errors.BackendUnavailableError: accelerate with PartialState._prepare_backend is not available here: "
+        f"this is {version('accelerate')}, which chooses backends in another way; pip install 'accelerate==1.15.*'"
+    )
 
 
 @needs_namespaces

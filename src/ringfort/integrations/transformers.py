@@ -9,10 +9,13 @@ two backends alone, and refuses others.
 from __future__ import annotations
 
 import functools
+import inspect
 from importlib import import_module
+from importlib.metadata import version
 from numbers import Real
 from typing import TYPE_CHECKING, Any, Final
 
+from ringfort.errors import BackendUnavailableError
 from ringfort.integrations.versions import require
 from ringfort.telemetry.trace import own_trace
 from ringfort.torch import BACKEND
@@ -20,6 +23,10 @@ from ringfort.torch import BACKEND
 require("transformers", "4.46")
 require("accelerate", "1.0")
 
+_CHOOSER: Final = "_prepare_backend"
+"""What Accelerate asks which backend to take."""
+_TESTED: Final = "1.15"
+"""The latest Accelerate in which that function is known to be there."""
 _state: Final[Any] = import_module("accelerate.state")
 if TYPE_CHECKING:
     TrainerCallback = object
@@ -54,19 +61,26 @@ class RingfortCallback(TrainerCallback):
 
 
 def _let_accelerate_have_our_backend() -> None:
-    """Keep the backend that a program has named for CPUs, if it is ours. Idempotent."""
-    original: Any = _state.PartialState._prepare_backend
+    """Keep the backend that a program has named for CPUs, if it is ours. Idempotent. Raise `BackendUnavailableError`
+    for an Accelerate that chooses backends in another way: its function is private, so it may change."""
+    if not hasattr(_state.PartialState, _CHOOSER):
+        why = f"this is {version('accelerate')}, which chooses backends in another way"
+        command = f"pip install 'accelerate=={_TESTED}.*'"
+        raise BackendUnavailableError(f"accelerate with PartialState.{_CHOOSER}", f"{why}; {command}")
+    original: Any = getattr(_state.PartialState, _CHOOSER)
     if getattr(original, "knows_ringfort", False):
         return
+    signature = inspect.signature(original)
 
     @functools.wraps(original)
-    def prepare(self: Any, cpu: bool = False, sagemaker_dp: Any = False, backend: str | None = None) -> tuple[Any, Any]:
-        found, kind = original(self, cpu, sagemaker_dp, backend)
+    def choose(*given: Any, **keywords: Any) -> tuple[Any, Any]:
+        backend = signature.bind(*given, **keywords).arguments.get("backend")
+        found, kind = original(*given, **keywords)
         is_ours = backend == BACKEND and kind == _state.DistributedType.MULTI_CPU
         return (backend if is_ours else found), kind
 
-    setattr(prepare, "knows_ringfort", True)  # noqa: B010  # functions have no such attribute
-    _state.PartialState._prepare_backend = prepare
+    setattr(choose, "knows_ringfort", True)  # noqa: B010  # functions have no such attribute
+    setattr(_state.PartialState, _CHOOSER, choose)
 
 
 _let_accelerate_have_our_backend()
