@@ -10,7 +10,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import numpy as np
 import pytest
+
+from ringfort.training.elastic.checkpoint import CheckpointFolder
+from ringfort.training.elastic.state_tree import StateTree
+from tests.workers.diverging import SAMPLES
 
 Process: TypeAlias = "subprocess.Popen[str]"
 LIMIT = 90.0
@@ -63,11 +68,23 @@ def test_a_damaged_copy_is_repaired_and_a_machine_that_damages_it_again_leaves(s
         assert told.count("it is reduced again") == 2
 
 
-def test_two_machines_with_different_states_are_both_named_and_end(start: Callable[..., Process]) -> None:
-    both = [start(state_at=40), start()]
-    for end in map(end_of, both):
+def test_two_machines_with_different_states_are_both_named_and_end_and_each_saves_its_own(
+    start: Callable[..., Process], tmp_path: Path
+) -> None:
+    both = [start(state_at=40, checkpoint=str(tmp_path / "bad")), start(checkpoint=str(tmp_path / "good"))]
+    seen = list[Any]()
+    for end, folder in zip(map(end_of, both), ("bad", "good"), strict=True):
         assert (end.get("step"), len(end["machines"])) == (100, 2)
         assert end["failed"].startswith("The state after step 100 (state['seen']) differs between ")
+        [file] = tmp_path.glob(f"{folder}-*/*.ringfort")
+        assert f"its state is in {file}" in end["failed"]
+        saved = CheckpointFolder(file.parent).newest(lambda _: "")
+        assert saved is not None
+        state = {"seen": np.zeros(SAMPLES), "steps": 0, "moving": np.zeros(2)}
+        StateTree(state).load(saved.read())
+        assert (saved.stamp.step, state["steps"]) == (100, 100)
+        seen.append(state["seen"])
+    assert np.flatnonzero(seen[0] - seen[1]).tolist() == [7]
     assert [process.returncode for process in both] == [3, 3]
 
 

@@ -50,13 +50,22 @@ def main(
     state_at: int = 0,
     drift: float = 0.0,
     machine_class: str = "",
+    checkpoint: str | None = None,
 ) -> None:
     """Take part. Damage this member's copy of the result of a step once, or from a step on; its state at a step; or let
     its update round differently."""
     state = {"seen": np.zeros(SAMPLES), "steps": 0, "moving": np.zeros(2)}
     where = {"step": 0}
     config = AutoDiscoveryConfig(interfaces=["127.0.0.1"])
-    run = ringfort.elastic(state, name=name, nodes=nodes, patience=10, config=config, machine_class=machine_class)
+    run = ringfort.elastic(
+        state,
+        name=name,
+        nodes=nodes,
+        patience=10,
+        config=config,
+        machine_class=machine_class,
+        checkpoint=checkpoint,
+    )
     with patch.object(DistributedContext, "all_reduce", damaging(where, result_once, result_from)), run:
         for step in run.steps(total, samples=SAMPLES, batch=32, microbatch=4, seed=1):
             for part in step:
