@@ -3,6 +3,7 @@
     python -m benchmarks.elastic --kills 100
     python -m benchmarks.elastic --storm 1800 --every 29 --faults kill,freeze,cut
     python -m benchmarks.elastic --churn 3600
+    python -m benchmarks.elastic --kills 0 --freezes 0 --joins 0 --cuts 20 --patience 10 --strict
     python -m benchmarks.elastic --against torchft --seconds 1200
 
 Members live in network namespaces (or on loopback), encrypted, with whole-number gradients; computing is a sleep, so
@@ -10,6 +11,8 @@ that the cores of this machine do not decide. The state of each member is compar
 without faults. elastic_member.py is what a member runs, elastic_cluster.py starts members, elastic_storms.py hurts
 them. `--against torchft` is another program, elastic_compared.py, with options of its own: a model of torch, trained by
 both.
+
+Each figure with a target says whether it was met. With --strict the command fails where one was not.
 """
 
 from __future__ import annotations
@@ -47,6 +50,12 @@ from tests.helpers.namespaces import why_not
 STEP = 32
 """Samples per step where recoveries are timed: 40 ms of computing for 4 members, so that the recovery is seen."""
 KINDS = ("kill", "freeze", "cut")
+KILL, LEADER_KILL = {"median_to": 0.5, "worst_to": 1.5}, {"worst_to": 2.0}
+"""Seconds to the next step after a kill, at most."""
+BEYOND = 1.0
+"""Seconds beyond the patience until a freeze or a cut is over for the others."""
+JOIN = 3.0
+"""Seconds after its imports within which a joiner takes part."""
 
 
 class Report:
@@ -54,21 +63,43 @@ class Report:
 
     def __init__(self, path: str | None, given: argparse.Namespace) -> None:
         self._path = None if path is None else Path(path)
+        self.missed: list[str] = []
+        """The figures whose target was not met."""
         self._setting = {name: getattr(given, name) for name in ("members", "mib", "state_mb", "patience", "batch")}
 
-    def figure(self, name: str, text: str, **values: Any) -> None:
-        """Report a figure in words and in numbers."""
+    def figure(self, name: str, text: str, *, met: bool | None = None, **values: Any) -> None:
+        """Report a figure in words and in numbers, and whether its target was met, if it has one."""
         print(text, flush=True)
+        if met is not None:
+            values["met"] = met
+        if met is False:
+            self.missed.append(name)
         if self._path is not None:
             with self._path.open("a") as file:
                 file.write(json.dumps({"figure": name, **values, "setting": self._setting}) + "\n")
 
-    def times(self, name: str, text: str, taken: Sequence[float]) -> None:
-        """Report the median, the 95th percentile and the worst of some times."""
+    def times(
+        self,
+        name: str,
+        text: str,
+        taken: Sequence[float],
+        *,
+        median_to: float = float("inf"),
+        worst_to: float = float("inf"),
+        met: bool = True,
+        **values: Any,
+    ) -> None:
+        """Report the median, the 95th percentile and the worst of some times, and whether they are within their
+        targets (and whatever else the target asks for was `met`)."""
         ordered = sorted(taken)
         found = {"median_s": median(ordered), "p95_s": ordered[ceil(0.95 * len(ordered)) - 1], "worst_s": ordered[-1]}
         words = f"median {found['median_s']:.2f} s, 95% {found['p95_s']:.2f} s, worst {found['worst_s']:.2f} s"
-        self.figure(name, f"{text}: {words} of {len(ordered)}", **found, count=len(ordered))
+        limits = {"median": median_to, "worst": worst_to}
+        targets = [f"{what} {limit:g} s" for what, limit in limits.items() if limit < float("inf")]
+        met = met and found["median_s"] <= median_to and found["worst_s"] <= worst_to
+        told = f" (target {', '.join(targets)}: {_yes(met)})" if targets else ""
+        values |= {"met": met, "target": targets} if targets else {}
+        self.figure(name, f"{text}: {words} of {len(ordered)}{told}", **found, count=len(ordered), **values)
 
 
 def kill_one(all_members: Cluster, *, leader: bool) -> float:
@@ -175,36 +206,43 @@ def measure_recoveries(given: argparse.Namespace, report: Report) -> None:
             taken = [kill_one(all_members, leader=leader) for _ in range(given.kills)]
             if taken:
                 who = "the leader" if leader else "a member"
-                report.times(f"kill of {who}", f"SIGKILL of {who} to the next step", taken)
+                report.times(
+                    f"kill of {who}", f"SIGKILL of {who} to the next step", taken, **(LEADER_KILL if leader else KILL)
+                )
         taken = [freeze_one(all_members, away=0.3) for _ in range(given.freezes)]
         if taken:
             gone, back = zip(*taken, strict=True)
             patience = f"at patience {given.patience:g} s"
-            report.times("freeze", f"SIGSTOP of all processes of a member {patience} to the next step", gone)
+            text = f"SIGSTOP of all processes of a member {patience} to the next step"
+            report.times("freeze", text, gone, worst_to=given.patience + BEYOND)
             report.times("return", "a frozen member is back after SIGCONT", back)
         taken = [cut_one(all_members, given.cut) for _ in range(0 if given.loopback else given.cuts)]
         if taken:
             lost, gaps = zip(*taken, strict=True)
-            text = f"a cut of {given.cut:g} s at patience {given.patience:g} s"
-            report.figure(
+            may_be_lost = given.cut >= given.patience
+            report.times(
                 "cut",
-                f"{text}: {sum(lost)} of {len(lost)} lost the member, longest time without a step {max(gaps):.2f} s",
-                lost=sum(lost), count=len(lost), longest_gap_s=max(gaps), cut_s=given.cut,
+                f"a cut of {given.cut:g} s at patience {given.patience:g} s, {sum(lost)} of {len(lost)} lost the "
+                f"member; longest time without a step",
+                gaps, worst_to=given.patience + BEYOND, met=may_be_lost or not any(lost), lost=sum(lost),
+                cut_s=given.cut,
             )  # fmt: skip
         for _ in range(given.joins):
             seconds, longest, usual = join_one(all_members, given.members)
+            met = seconds <= JOIN and longest <= 2 * usual
             report.figure(
                 "join",
                 f"a joiner takes part {seconds:.2f} s after its imports; meanwhile the longest step of the others is "
-                f"{longest:.2f} s, usually {usual:.2f} s",
-                seconds=seconds, longest_s=longest, usual_s=usual,
+                f"{longest:.2f} s, usually {usual:.2f} s (target {JOIN:g} s, and two usual steps: {_yes(met)})",
+                met=met, seconds=seconds, longest_s=longest, usual_s=usual,
             )  # fmt: skip
             all_members.members[given.members].kill()
             all_members.whole(given.members)
         if given.all_killed:
             seconds, lost = kill_all(all_members)
             text = f"all killed: the first step {seconds:.2f} s after the imports, {lost} steps lost"
-            report.figure("all killed", f"{text} (saved every {EVERY})", seconds=seconds, lost=lost, every=EVERY)
+            text = f"{text} (saved every {EVERY}: {_yes(lost <= EVERY)})"
+            report.figure("all killed", text, met=lost <= EVERY, seconds=seconds, lost=lost, every=EVERY)
 
 
 def measure_storm(given: argparse.Namespace, report: Report) -> None:
@@ -236,6 +274,8 @@ def measure_storm(given: argparse.Namespace, report: Report) -> None:
         found |= {"of_calm": found["goodput"] / calm["goodput"], "every_s": given.every, "kinds": kinds}
         found |= {"target": target.goodput, "met": found["goodput"] >= target.goodput, "seed": given.seed}
         found |= {"target_gap_s": target.gap, "met_gap": found["longest_gap_s"] <= (target.gap or float("inf"))}
+        if not found["met_gap"]:
+            report.missed.append("longest gap of the storm")
         report.figure("storm", storm_text(found, target.why), **found)
         if found["errors"]:
             sys.exit(1)
@@ -342,6 +382,7 @@ def main() -> None:
     )  # fmt: skip
     add("--loopback", action="store_true", help="processes on loopback, without namespaces, and so without cuts")
     add("--json", metavar="FILE", help="append each figure to this file, as a line of JSON")
+    add("--strict", action="store_true", help="fail if a figure misses its target")
     add("--keep", metavar="FOLDER", help="keep the logs of all members there; without it only after an error")
     one = parser.add_argument_group("one fault at a time (without --storm and --churn)")
     add = one.add_argument
@@ -390,6 +431,9 @@ def main() -> None:
     if not given.storm and not given.churn:
         measure_recoveries(given, report)
     print(f"load {os.getloadavg()[0]:.1f} at the end")
+    if given.strict and report.missed:
+        print(f"targets that were missed: {', '.join(report.missed)}")
+        sys.exit(1)
 
 
 if __name__ == "__main__":

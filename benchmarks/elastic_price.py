@@ -1,8 +1,9 @@
 """What elasticity costs where nothing fails: `python -m benchmarks.elastic_price`.
 
 Two members of an elastic run and two ranks of a plain loop (`ringfort.init`, `all_reduce`) take turns on one machine,
-through shared memory. Each computes for 50 ms a step, by sleeping, and updates its weights with the mean gradient. Then
-two members of unequal speed: how much of the sum of their speeds is sealed.
+through shared memory. Each computes for 50 ms a step, by sleeping, and updates its weights with the mean gradient. The
+memory (RSS) is that of a training process, beside what the run says that it takes; its control process is told
+apart. Then two members of unequal speed: how much of the sum of their speeds is sealed.
 """
 
 from __future__ import annotations
@@ -21,10 +22,12 @@ from statistics import median
 from typing import Any
 
 import numpy as np
+import psutil
 
 import ringfort
 from ringfort.config import AutoDiscoveryConfig
 from ringfort.identity.namespace import NetworkNamespace
+from ringfort.training.elastic.memory_needs import MemoryNeeds
 
 FOREVER = 1_000_000
 LIMIT = 120.0
@@ -37,9 +40,12 @@ SPEEDS = (0.010, 0.030)
 
 
 class Rounds:
-    """Waits for the word of the parent before each round of steps, and tells it the seconds of each step after it."""
+    """Waits for the word of the parent before each round of steps, and tells it the seconds of each step after it, and
+    the memory of this process."""
 
     def __init__(self) -> None:
+        self.said = 0
+        """Bytes that the run has said it takes."""
         self._left, self._begin = 0, 0.0
         self._times: list[float] = []
         self._wait()
@@ -55,7 +61,10 @@ class Rounds:
             self._wait()
 
     def _wait(self) -> None:
-        print(json.dumps(self._times), flush=True)
+        own = psutil.Process()
+        children = sum(child.memory_info().rss for child in own.children())
+        told = {"seconds": self._times, "rss": own.memory_info().rss, "children": children, "said": self.said}
+        print(json.dumps(told), flush=True)
         word = sys.stdin.readline()
         if not word:
             os._exit(0)  # the parent has ended; neither loop would end by itself
@@ -88,6 +97,10 @@ def elastic(given: argparse.Namespace) -> None:
                 gradient.fill(1.0)
                 step.add({"w": gradient})
             state["w"] += step.mean()["w"]
+            if not rounds.said:
+                local = run._participant.local
+                assert local.layout is not None
+                rounds.said = MemoryNeeds.of(local.layout, state["w"].nbytes, local.host_copies).always
             with run.aside():
                 rounds.step_ended()
 
@@ -125,10 +138,17 @@ class Pair:
             )
             for rank in range(2)
         ]
+        self.told: list[dict[str, Any]] = []
+        """What each has told last."""
         self._hear()
 
     def _hear(self) -> list[list[float]]:
-        return [json.loads(process.stdout.readline()) for process in self.processes]
+        self.told = [json.loads(process.stdout.readline()) for process in self.processes]
+        return [one["seconds"] for one in self.told]
+
+    def most(self, what: str) -> int:
+        """Return the largest of a number that each has told."""
+        return max(one[what] for one in self.told)
 
     def run(self, steps: int) -> list[float]:
         """Return the seconds of so many steps, those of the slower process of each."""
@@ -155,10 +175,15 @@ def pair(*arguments: Any, **options: Any) -> Iterator[Pair]:
 
 
 def price(mib: float, rounds: int, steps: int, seconds: float) -> str:
-    """Return the price of elasticity for so many MiB of gradients."""
+    """Return the price of elasticity for so many MiB of gradients, in time and in memory."""
     size = int(mib * (1 << 18))
     with pair("plain", size, (seconds,) * 2) as without, pair("elastic", size, (seconds,) * 2) as with_it:
-        return f"{mib:g} MiB: {compared(without, with_it, rounds, steps)}"
+        times = compared(without, with_it, rounds, steps)
+        more = with_it.most("rss") - without.most("rss")
+        return (
+            f"{times}; {more / 1e6:.1f} MB more memory, the run says up to {with_it.most('said') / 1e6:.1f} MB; "
+            f"{with_it.most('children') / 1e6:.0f} MB for its control process"
+        )
 
 
 def compared(without: Pair, with_it: Pair, rounds: int, steps: int) -> str:
@@ -199,9 +224,10 @@ def main() -> None:
         (plain if given.kind == "plain" else elastic)(given)
         return
     print(f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
-    print(f"empty, no computing: {price(4 / (1 << 20), given.rounds, 50 * given.steps, 0.0)}")
+    alone = price(4 / (1 << 20), given.rounds, 50 * given.steps, 0.0)
+    print(f"a gradient of one float (4 bytes), without computing: {alone}", flush=True)
     for mib in given.mib:
-        print(price(mib, given.rounds, given.steps, given.seconds), flush=True)
+        print(f"{mib:g} MiB: {price(mib, given.rounds, given.steps, given.seconds)}", flush=True)
     print(unequal(5 * given.steps))
 
 

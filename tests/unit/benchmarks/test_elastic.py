@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.elastic import Report
+from benchmarks.elastic import KILL, Report
 from benchmarks.elastic_member import SEED, STEPS_PER_PASS, known_weight
 from benchmarks.elastic_storms import (
     Fault,
@@ -114,3 +114,25 @@ def test_times_are_reported_in_words_and_as_a_line_of_json(tmp_path: Path, capsy
     [line] = (tmp_path / "figures.json").read_text().splitlines()
     found = json.loads(line)
     assert (found["figure"], found["p95_s"], found["worst_s"], found["setting"]["batch"]) == ("kill", 0.95, 1.0, 32)
+
+
+def test_a_figure_that_misses_its_target_is_kept_for_strict_and_one_without_a_target_is_not(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = argparse.Namespace(members=4, mib=16.0, state_mb=84.0, patience=2.0, batch=32)
+    report = Report(str(tmp_path / "figures.json"), given)
+    report.times("return", "back", [9.0])
+    report.times("kill", "SIGKILL", [0.4, 0.4, 1.4], **KILL)
+    report.times("slow kill", "SIGKILL", [0.4, 0.4, 1.6], **KILL)
+    report.times("slow kills", "SIGKILL", [0.6, 0.6, 0.6], **KILL)
+    report.times("cut", "a cut", [0.1], worst_to=3.0, met=False, lost=1)
+    report.figure("join", "a joiner", met=True, seconds=1.0)
+    report.figure("storm", "a storm", met=False, goodput=0.5)
+    assert report.missed == ["slow kill", "slow kills", "cut", "storm"]
+    told = capsys.readouterr().out.splitlines()
+    assert told[0] == "back: median 9.00 s, 95% 9.00 s, worst 9.00 s of 1"
+    assert told[1].endswith("of 3 (target median 0.5 s, worst 1.5 s: met)")
+    assert told[4].endswith("of 1 (target worst 3 s: NOT met)")
+    lines = [json.loads(line) for line in (tmp_path / "figures.json").read_text().splitlines()]
+    assert [line.get("met") for line in lines] == [None, True, False, False, False, True, False]
+    assert lines[4]["lost"] == 1
