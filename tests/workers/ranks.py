@@ -13,7 +13,9 @@ from pathlib import Path
 import numpy as np
 
 import ringfort
-from ringfort.config import BroadcastStrategy, CollectiveConfig, DistributedConfig
+from ringfort import ReduceOp
+from ringfort.collectives import channels
+from ringfort.config import AllReduceStrategy, BroadcastStrategy, CollectiveConfig, DistributedConfig
 from ringfort.errors import DistributedError
 from ringfort.launch.local_ranks import report
 
@@ -120,7 +122,41 @@ def speed() -> None:
         report(gigabytes_per_second=done / (time.monotonic() - start) / 1e9)
 
 
-WORKERS = {worker.__name__: worker for worker in (reduce_until_killed, forget_to_close, fork, memory, connect, speed)}
+def between_hosts(nbytes: str, times: str) -> None:
+    """All-reduces on several hosts as if each rank had cores for two channels. Reports what went where, and after that
+    who was lost."""
+    channels.wanted = lambda table, asked: 2
+    with ringfort.init(timeout=60) as ctx:
+        x = np.full(int(nbytes) // 4, ctx.rank + 1, np.int32)
+        way = AllReduceStrategy.HIERARCHICAL  # `auto` takes it where the hosts have cores to spare
+        ctx.all_reduce(x, strategy=way)
+        total, before, begun = int(x[0]), _loopback(), time.monotonic()
+        assert (x == total).all()
+        for _ in range(int(times)):
+            ctx.all_reduce(x, ReduceOp.MAX, strategy=way)
+        seconds = time.monotonic() - begun
+        kept = ctx.group.part(channels._Kept).channels
+        peers = sorted({peer for one in kept.all for peer in (one.before, one.behind)}) if kept else []
+        used = channels.count_for(ctx.group, x.nbytes)
+        found = {"hosts": list(ctx.group.hosts), "peers": peers, "threads": threading.active_count() - 1}
+        found |= {"rank": ctx.rank, "pid": os.getpid(), "total": total, "used": used, "seconds": seconds}
+        report(**found, loopback=_loopback() - before)
+        try:
+            while True:
+                ctx.all_reduce(x, ReduceOp.MAX, strategy=way)
+        except DistributedError as exc:
+            report(error=type(exc).__name__, peer=exc.peer, at=time.monotonic())
+
+
+def _loopback() -> int:
+    """Bytes that went over this host's loopback interface."""
+    return int(Path("/sys/class/net/lo/statistics/tx_bytes").read_text())
+
+
+WORKERS = {
+    worker.__name__: worker
+    for worker in (reduce_until_killed, forget_to_close, fork, memory, connect, speed, between_hosts)
+}
 
 if __name__ == "__main__":
     WORKERS[sys.argv[1]](*sys.argv[2:])

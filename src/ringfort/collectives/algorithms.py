@@ -140,35 +140,65 @@ def doubling_all_reduce(rank: int, world_size: int) -> tuple[int | None, tuple[i
 # --- hosts ------------------------------------------------------------------------------------------------------------
 
 
-@lru_cache(maxsize=_REMEMBERED)
-def hierarchical_all_reduce(rank: int, hosts: tuple[int, ...], count: int) -> tuple[Step, ...]:
-    """Reduce inside each host, ring between hosts, and spread inside each host, in place.
+class HostSteps(NamedTuple):
+    """The three phases of a hierarchical all-reduce, of one rank."""
 
-    `hosts` names for each rank the lowest on its host. The data is cut into lanes, as many as the smallest host has
-    ranks: the i-th rank of every host collects lane i from its neighbours, and rings it with the i-th of the others. So
-    each byte crosses to another host as often as with one leader a host, and no rank does it all.
+    before: tuple[Step, ...] = ()
+    """Reduce inside the host."""
+    between: tuple[Step, ...] = ()
+    """Ring with one rank of each other host."""
+    after: tuple[Step, ...] = ()
+    """Spread inside the host."""
+
+
+def hierarchical_all_reduce(rank: int, hosts: tuple[int, ...], count: int) -> tuple[Step, ...]:
+    """Reduce inside each host, ring between hosts, and spread inside each host, in place."""
+    before, between, after = hierarchical_phases(rank, hosts, count)
+    return before + between + after
+
+
+@lru_cache(maxsize=_REMEMBERED)
+def hierarchical_phases(rank: int, hosts: tuple[int, ...], count: int) -> HostSteps:
+    """Return the phases of `hierarchical_all_reduce`.
+
+    `hosts` names for each rank the lowest on its host. The data is cut into as many parts as there are `lanes`: the
+    i-th rank of every host collects part i from its neighbours, and rings it with the i-th of the others. So each byte
+    crosses to another host as often as with one leader a host, and no rank does it all.
     """
-    groups = groups_of(hosts)
+    groups, rings = groups_of(hosts), lanes(hosts)
     at = next(place for place, group in enumerate(groups) if rank in group)
     group = groups[at]
-    lanes = split(count, min(map(len, groups)))
+    parts = split(count, len(rings))
     own = group.index(rank)
-    holds = own < len(lanes)
+    holds = own < len(parts)
     meetings = [((own + k) % len(group), (own - k) % len(group)) for k in range(1, len(group))]
-    steps: list[Step] = []
+    before: list[Step] = []
     for turn, (to, of) in enumerate(meetings, start=2):
         is_last = turn == len(group) and len(groups) == 1
-        dst, out = (group[to], lanes[to]) if to < len(lanes) else (None, None)
-        src, into = (group[of], lanes[own]) if holds else (None, None)
-        steps.append(Step(dst, out, src, into, holds, into if is_last else None))
+        dst, out = (group[to], parts[to]) if to < len(parts) else (None, None)
+        src, into = (group[of], parts[own]) if holds else (None, None)
+        before.append(Step(dst, out, src, into, holds, into if is_last else None))
+    between: list[Step] = []
     if holds:
-        start, stop = lanes[own]
-        ring = [members[own] for members in groups]
-        steps.extend(_moved(step, ring, start) for step in ring_all_reduce(at, len(groups), stop - start))
+        start, stop = parts[own]
+        steps = ring_all_reduce(at, len(groups), stop - start)
+        between = [_moved(step, rings[own], start) for step in steps]
+    after: list[Step] = []
     for to, of in meetings:
-        dst, out = (group[to], lanes[own]) if holds else (None, None)
-        src, into = (group[of], lanes[of]) if of < len(lanes) else (None, None)
-        steps.append(Step(dst, out, src, into))
+        dst, out = (group[to], parts[own]) if holds else (None, None)
+        src, into = (group[of], parts[of]) if of < len(parts) else (None, None)
+        after.append(Step(dst, out, src, into))
+    return HostSteps(_met(before), tuple(between), _met(after))
+
+
+@lru_cache(maxsize=_REMEMBERED)
+def lanes(hosts: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+    """Return the rings between hosts: the i-th has the i-th rank of every host. There are as many as the smallest host
+    has ranks."""
+    return tuple(zip(*groups_of(hosts), strict=False))
+
+
+def _met(steps: list[Step]) -> tuple[Step, ...]:
     return tuple(step for step in steps if step.dst is not None or step.src is not None)
 
 
@@ -203,7 +233,7 @@ def _links_in(order: list[int], rank: int, arity: int) -> TreePlace:
     return None if place == 0 else order[(place - 1) // arity], tuple(order[first : first + arity])
 
 
-def _moved(step: Step, members: list[int], start: int) -> Step:
+def _moved(step: Step, members: tuple[int, ...], start: int) -> Step:
     """Return a step of a plan for some ranks and a part of the data, as one of the whole."""
 
     def span(part: Span | None) -> Span | None:

@@ -77,11 +77,15 @@ def _plan(group: Group, view: ArrayView, op: Op, asked: AllReduceStrategy, *, is
                 return apart
         chosen = settled if arena is not None else cost_model.choose(group, settled, nbytes, kind.name, call, timeout)
         if arena is None and isinstance(op, ReduceOp) and _suits_channels(group, asked, chosen, nbytes):
-            found = channels.channels_of(group, nbytes, call, timeout)
+            is_sure = chosen.shape is Shape.HIERARCHICAL or not channels.are_between_hosts(group)
+            found = channels.channels_of(group, nbytes, call, timeout, is_sure=is_sure)
             if found is not None:
                 reducer_of = partial(_reducer_of, reducer=reducer, closing=closing)
-                # A ring too, so that a result does not depend on which of them was faster.
-                one_thread = decide_in_place(arena, AllReduceStrategy.RING, closing, shared_reducer)
+                # The same order too, so that a result does not depend on which of them was faster.
+                alike = AllReduceStrategy.RING
+                if channels.are_between_hosts(group):
+                    alike = AllReduceStrategy.HIERARCHICAL
+                one_thread = decide_in_place(arena, alike, closing, shared_reducer)
                 shape = count, kind.itemsize
                 return channels.all_reduce(group, found, call, shape, reducer_of, one_thread)[is_apart]
         in_place = decide_in_place(arena, chosen, closing, shared_reducer)
@@ -127,6 +131,12 @@ def _plan(group: Group, view: ArrayView, op: Op, asked: AllReduceStrategy, *, is
 def _suits_channels(group: Group, asked: AllReduceStrategy, chosen: AllReduceStrategy, nbytes: int) -> bool:
     """Whether a ring over channels is as good as what was chosen, or better. The same at every rank."""
     shapes = (Shape.RING, Shape.HALVING_DOUBLING, Shape.DIRECT) if asked.shape is Shape.AUTO else (Shape.RING,)
+    if channels.are_between_hosts(group):  # not round a ring of all ranks: inside a host there is shared memory
+        if group.config.collective.connections != "auto":
+            return False
+        # The model knows one thread. Where each rank takes part between the hosts, channels make up for more than that.
+        is_free = asked.shape is Shape.AUTO and sum(map(len, algorithms.lanes(group.hosts))) == group.world_size
+        shapes = (Shape.HIERARCHICAL, *shapes) if is_free else (Shape.HIERARCHICAL,)
     return group.world_size > 1 and nbytes >= channels.LEAST and chosen.shape in shapes
 
 

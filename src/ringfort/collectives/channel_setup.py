@@ -18,7 +18,6 @@ from ringfort.bootstrap.connector import connect
 from ringfort.bootstrap.links import Routes
 from ringfort.bootstrap.listener import Listener
 from ringfort.bootstrap.terms import Terms
-from ringfort.collectives import algorithms
 from ringfort.collectives.steps import gather_rows
 from ringfort.config import DEFAULT_PATIENCE, patience_of
 from ringfort.errors import DistributedError, NoConnectionError, RendezvousTimeoutError
@@ -55,20 +54,23 @@ class _Offer(NamedTuple):
     """Which the rank proves."""
 
 
-def neighbours_of(group: Group, channel: int, *, both_ways: bool) -> tuple[int, int]:
+def neighbours_of(rank: int, ring: Sequence[int], channel: int, *, both_ways: bool) -> tuple[int, int]:
     """Return the ranks before and behind this one in the ring of a channel. With `both_ways` every other one goes round
     the other way: between hosts that are joined by cables, a ring uses only one direction of each."""
-    _, before, behind = algorithms.neighbours(group.rank, group.world_size, group.ring)
+    place = ring.index(rank)
+    before, behind = ring[place - 1], ring[(place + 1) % len(ring)]
     return (behind, before) if both_ways and channel % 2 else (before, behind)
 
 
-def make_channels(group: Group, count: int, chunk: int, envelope: Envelope, *, both_ways: bool) -> Channels | None:
-    """Return this rank's ends of `count` channels round the group's ring, or None if not every rank can have them.
-    Called by all ranks, in the collective of `envelope`."""
+def make_channels(
+    group: Group, ring: Sequence[int], count: int, chunk: int, envelope: Envelope, *, both_ways: bool
+) -> Channels | None:
+    """Return this rank's ends of `count` channels round `ring`, or None if not every rank of the group can have its
+    own. Called by all ranks, in the collective of `envelope`; one that is in no ring has none."""
     routes, rank = group.routes, group.rank
     assert routes is not None
     # Of two ranks the higher one connects, as everywhere.
-    rings = [neighbours_of(group, number, both_ways=both_ways) for number in range(count)]
+    rings = [neighbours_of(rank, ring, number, both_ways=both_ways) for number in range(count if ring else 0)]
     into = [(before, 2 * number + (rank > before)) for number, (before, _) in enumerate(rings)]
     out = [(behind, 2 * number + (rank < behind)) for number, (_, behind) in enumerate(rings)]
     made: dict[Place, Connection] = {}
@@ -77,7 +79,7 @@ def make_channels(group: Group, count: int, chunk: int, envelope: Envelope, *, b
     terms = Terms.begin(min(_SECONDS, envelope.timeout / 2), routes.credentials, Machine())
     try:
         with _listener(routes) as listener:
-            offers = _exchange_offers(group, routes, rings[0], listener, envelope)
+            offers = _exchange_offers(group, routes, rings[:1], listener, envelope)
             try:
                 _connect(group, routes, [*out, *into], listener, offers, made, terms, envelope)
                 opened = _over(group, made, zip(out, into, strict=True), chunk)
@@ -133,13 +135,13 @@ class _Closing:
 
 
 def _exchange_offers(
-    group: Group, routes: Routes, neighbours: tuple[int, int], listener: Listener | None, envelope: Envelope
+    group: Group, routes: Routes, rings: Sequence[tuple[int, int]], listener: Listener | None, envelope: Envelope
 ) -> dict[int, _Offer]:
     """Tell the neighbours where this rank listens, which the higher ones need; return what they tell."""
     token = secrets.token_bytes(16)
     key = b"" if routes.credentials is None else routes.credentials.identity.public_key
     offers: dict[int, _Offer] = {}
-    for dst, src in (neighbours[::-1], neighbours):
+    for dst, src in (way for neighbours in rings for way in (neighbours[::-1], neighbours)):
         try:
             port = listener.port_at(routes.hosts[dst][0]) if listener is not None and dst > group.rank else 0
         except (DistributedError, OSError) as exc:

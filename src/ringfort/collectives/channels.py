@@ -3,6 +3,9 @@
 The chunks of every slice are dealt to the channels in turn, and a chunk stays on its channel all the way round. So no
 channel waits for another one, and each element is reduced in the same order however many channels there are: the result
 depends neither on their number nor on time.
+
+Where hosts have several ranks, only the rings between hosts go over channels, one ring for each rank of a host: inside
+a host there is shared memory.
 """
 
 from __future__ import annotations
@@ -15,11 +18,11 @@ import numpy as np
 
 from ringfort.backends.group import Ending, Group, as_bytes
 from ringfort.collectives import algorithms, cost_model
-from ringfort.collectives.algorithms import Span, Step
+from ringfort.collectives.algorithms import HostSteps, Span, Step
 from ringfort.collectives.channel_setup import make_channels
 from ringfort.collectives.plan import Run
 from ringfort.collectives.signature import measuring_for
-from ringfort.collectives.steps import gather_rows
+from ringfort.collectives.steps import Memory, gather_rows, run_steps
 from ringfort.config import KIB, MIB
 from ringfort.errors import AbortedError, DistributedError, TamperedError
 from ringfort.telemetry.trace import own_trace
@@ -60,6 +63,19 @@ WORTH: Final = 1.2
 """How many times as quick another number must be: less is noise."""
 _KINDS: Final = 64
 """Of calls that are compared at the same time."""
+
+
+def are_between_hosts(group: Group) -> bool:
+    """Whether channels go only from host to host: there are several, and some have several ranks."""
+    return 1 < len(set(group.hosts)) < group.world_size
+
+
+def rings_of(group: Group) -> tuple[tuple[int, ...], ...]:
+    """Return the rings of ranks that channels go round: one of all ranks, or one for each part of an array that the
+    hierarchical all-reduce moves between hosts."""
+    if are_between_hosts(group):
+        return algorithms.lanes(group.hosts)
+    return (group.ring or tuple(range(group.world_size)),)
 
 
 def chunk_bytes(nbytes: int, world_size: int, channels: int, most: int = CHUNK) -> int:
@@ -172,6 +188,7 @@ class _Kept(Ending):
     least = 0
     """Bytes of an array from which they are used, if more than `LEAST`."""
     is_tried = False
+    has_cores = False
 
     def end(self) -> None:
         if self.channels is not None:
@@ -182,9 +199,11 @@ class _Kept(Ending):
             self.channels.join(seconds)
 
 
-def channels_of(group: Group, nbytes: int, call: bytes, timeout: float | None) -> Channels | None:
-    """Return the group's channels for an array of so many bytes, if it has any. The first time all ranks open them
-    together: a collective of its own, on behalf of `call`."""
+def channels_of(
+    group: Group, nbytes: int, call: bytes, timeout: float | None, *, is_sure: bool = True
+) -> Channels | None:
+    """Return the group's channels for an array of so many bytes, if it has any; unless `is_sure`, only if there are
+    cores for some. The first time all ranks open them together: a collective of its own, on behalf of `call`."""
     asked = group.config.collective.connections
     if group.routes is None or not group.is_measured or asked == 1:
         return None
@@ -197,13 +216,14 @@ def channels_of(group: Group, nbytes: int, call: bytes, timeout: float | None) -
             kept.least = cost_model.READY_BYTES + 1  # up to there a persistent chain needs fewer threads
         numbers = rungs(usual, asked, are_apart=len(set(group.hosts)) > 1)
         if max(numbers):
+            ring = next((ring for ring in rings_of(group) if group.rank in ring), ())
             both_ways = asked != "auto"
-            kept.channels = make_channels(group, max(numbers), CHUNK, envelope, both_ways=both_ways)
+            kept.channels = make_channels(group, ring, max(numbers), CHUNK, envelope, both_ways=both_ways)
             kept.ladder = Ladder(numbers, usual)
-        kept.is_tried = True
+        kept.is_tried, kept.has_cores = True, usual > 0
         if kept.channels is not None:
             own_trace().event("connections", f"Large all-reduces use {usual or 'no'} further connections")
-    return kept.channels if nbytes >= kept.least else None
+    return kept.channels if nbytes >= kept.least and (is_sure or kept.has_cores) else None
 
 
 def count_for(group: Group, nbytes: int) -> int:
@@ -216,13 +236,13 @@ def count_for(group: Group, nbytes: int) -> int:
 
 def _number(group: Group, ladder: Ladder, nbytes: int) -> int:
     """Return how many channels are used: as many as were asked for, or fewer for small arrays."""
-    is_asked = group.config.collective.connections != "auto"
-    return ladder.number if is_asked else used(ladder.number, nbytes, group.world_size)
+    is_asked, rings = group.config.collective.connections != "auto", rings_of(group)
+    return ladder.number if is_asked else used(ladder.number, nbytes // len(rings), len(rings[0]))
 
 
-def used(number: int, nbytes: int, world_size: int) -> int:
-    """Return over how many of `number` channels an array of so many bytes goes."""
-    piece = nbytes // world_size // PER_CHANNEL
+def used(number: int, nbytes: int, ranks: int) -> int:
+    """Return over how many of `number` channels an array of so many bytes goes round a ring of so many ranks."""
+    piece = nbytes // ranks // PER_CHANNEL
     return min(number, max(2, piece) if piece else 1)
 
 
@@ -238,18 +258,24 @@ def all_reduce(
     and the bytes of each. `otherwise` does the former with one thread, where that is faster."""
     count, size = shape
     nbytes = count * size
-    ladder = group.part(_Kept).ladder
+    ladder, rings = group.part(_Kept).ladder, rings_of(group)
     assert ladder is not None
     dealt: dict[int, list[Share]] = {}
+    inside = HostSteps()
+    if are_between_hosts(group):
+        inside = algorithms.hierarchical_phases(group.rank, group.hosts, count)
+
+    def steps_of(channel: int) -> Sequence[Step]:
+        if are_between_hosts(group):
+            return inside.between
+        both_ways = group.config.collective.connections != "auto"
+        order = rings[0][::-1] if both_ways and channel % 2 else rings[0]
+        return algorithms.ring_all_reduce(group.rank, group.world_size, count, order)
 
     def shares_of(number: int) -> list[Share]:
         if number not in dealt:
-            chunk = chunk_bytes(nbytes, group.world_size, number, channels.chunk)
-            both_ways = group.config.collective.connections != "auto"
-            around = group.ring or tuple(range(group.world_size))
-            orders = [around[::-1] if both_ways and channel % 2 else around for channel in range(number)]
-            rings = [algorithms.ring_all_reduce(group.rank, group.world_size, count, order) for order in orders]
-            dealt[number] = deal(rings, reducer_of, size, chunk)
+            chunk = chunk_bytes(nbytes // len(rings), len(rings[0]), number, channels.chunk)
+            dealt[number] = deal([steps_of(channel) for channel in range(number)], reducer_of, size, chunk)
         return dealt[number]
 
     def move(flat: Array, source: Array | None, timeout: float | None) -> None:
@@ -260,9 +286,16 @@ def all_reduce(
                 flat[...] = source
             otherwise(flat, timeout)
         else:
+            if source is not None and inside.before:  # which works in place
+                flat[...] = source
+                source = None
             data = as_bytes(flat, "x", writable=True)
             given = data if source is None else as_bytes(source, "x", writable=False)
-            _move(group, channels, group.envelope(call, timeout), data, given, shares_of(number))
+            envelope = group.envelope(call, timeout)
+            run_steps(group, inside.before, Memory(flat), envelope, reducer=reducer_of)
+            if channels.all:
+                _move(group, channels, envelope, data, given, shares_of(number))
+            run_steps(group, inside.after, Memory(flat), envelope)
         if is_timed:
             best = ladder.took(call, time.perf_counter() - begun)
             if best is not None:

@@ -18,9 +18,9 @@ import numpy as np
 import pytest
 
 from ringfort import AllReduceStrategy, DistributedConfig, DistributedContext, ReduceOp, SubBackend
-from ringfort.collectives import algorithms, channel_setup, channels
+from ringfort.collectives import algorithms, channel_setup, channels, cost_model
 from ringfort.collectives.channels import Ladder, chunk_bytes, deal, rungs
-from ringfort.config import MIB, CollectiveConfig
+from ringfort.config import MIB, CollectiveConfig, Shape
 from ringfort.errors import (
     AbortedError,
     ChannelClosedError,
@@ -48,7 +48,6 @@ def number(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     """How many channels a group opens, on any machine. After the test no thread of one is left."""
     found = [2]
     monkeypatch.setattr(channels, "wanted", lambda table, asked: found[0])
-    monkeypatch.setattr(channels, "PER_CHANNEL", MIB // 4)
     monkeypatch.setattr(channels, "CORES", 0)
     monkeypatch.setattr(channels, "PER_CHANNEL", MIB)
     yield found
@@ -207,6 +206,92 @@ def test_the_setting_overrides_what_the_machine_would_use(asked: int, monkeypatc
     with tcp_group(3, config) as group:
         assert all((one == 6).all() for one in results(run_ranks(group, all_reduce)))
         assert len(channel_threads()) == (0 if asked == 1 else 3 * 2 * asked)
+
+
+# --- several hosts ----------------------------------------------------------------------------------------------------
+
+HOSTS = (0, 0, 0, 3, 3)
+"""Two rings between the hosts, and rank 2 is in neither of them."""
+
+
+@pytest.fixture
+def hosts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ringfort.backends.group.hosts_of", lambda machines: HOSTS)
+    monkeypatch.setattr(channels, "PER_CHANNEL", MIB // 4)
+
+
+@pytest.mark.usefixtures("hosts")
+def test_channels_of_ranks_on_several_hosts_go_only_from_host_to_host(number: list[int]) -> None:
+    """And the result has the same bits with any number of them, also with none."""
+    given = [np.random.default_rng(rank).standard_normal(COUNT).astype(np.float32) for rank in range(5)]
+
+    def program(backend: Any) -> list[Array]:
+        context, x = DistributedContext(backend), given[backend.rank].copy()
+        out = np.empty_like(x)
+        context.all_reduce(x, ReduceOp.MEAN, strategy=AllReduceStrategy.HIERARCHICAL, out=out)
+        assert (x == given[backend.rank]).all()
+        return [out, context.all_reduce(x, ReduceOp.MEAN, strategy=AllReduceStrategy.HIERARCHICAL)]
+
+    found: list[bytes] = []
+    for number[0] in (0, 2):
+        with tcp_group(5, CONFIG) as group:
+            found += [one.tobytes() for several in results(run_ranks(group, program)) for one in several]
+            kept = [backend.group.part(channels._Kept).channels.all for backend in group]
+            ends = [{(one.before, one.behind) for one in some} for some in kept]
+            assert ends == [{(3, 3)}, {(4, 4)}, set(), {(0, 0)}, {(1, 1)}]
+            assert [channels.count_for(backend.group, 4 * COUNT) for backend in group] == [number[0] or 1] * 5
+    assert len(set(found)) == 1
+    assert np.allclose(np.frombuffer(found[0], np.float32), sum(given) / 5, atol=1e-5)
+
+
+@pytest.mark.usefixtures("hosts")
+@pytest.mark.parametrize("asked", ["auto", 2])
+def test_a_ring_through_several_ranks_of_a_host_has_no_channels(asked: Any) -> None:
+    """They would go past the shared memory of the host."""
+    config = replace(CONFIG, collective=CollectiveConfig(connections=asked))
+    with tcp_group(5, config) as group:
+        program: Callable[[Any], Array] = lambda backend: DistributedContext(backend).all_reduce(  # noqa: E731
+            np.full(COUNT, backend.rank, np.int32), strategy=RING
+        )
+        assert all((one == 10).all() for one in results(run_ranks(group, program)))
+        assert not channel_threads()
+
+
+@pytest.mark.usefixtures("hosts")
+@pytest.mark.parametrize("wanted", [0, 1])
+@pytest.mark.parametrize("order", [(0, 0, 2, 2), (0, 0, 0, 3)], ids=["even", "uneven"])
+def test_a_ring_that_auto_would_take_gives_way_to_channels_between_even_hosts_with_cores(
+    wanted: int, order: tuple[int, ...], number: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    number[0] = wanted
+    monkeypatch.setattr("ringfort.backends.group.hosts_of", lambda machines: order)
+    monkeypatch.setattr(cost_model.CostModel, "choose", lambda self, kind, nbytes, element="": kind(Shape.RING))
+    used: list[int] = []
+    move = channels._move
+    monkeypatch.setattr(channels, "_move", lambda *given: [used.append(given[0].rank), move(*given)])
+    with tcp_group(4, CONFIG) as group:
+        assert all((one == 10).all() for one in results(run_ranks(group, all_reduce)))
+    assert sorted(used) == ([0, 1, 2, 3] if wanted and order[2] == 2 else [])
+
+
+@pytest.mark.usefixtures("hosts")
+@pytest.mark.parametrize("victim", [1, 2, 4], ids=["with a part", "without one", "on the other host"])
+def test_a_rank_that_dies_on_one_of_several_hosts_is_named_at_once(victim: int) -> None:
+    def program(backend: Any) -> Array:
+        x = np.full(COUNT, backend.rank, np.float32)
+        return DistributedContext(backend).all_reduce(x, strategy=AllReduceStrategy.HIERARCHICAL)
+
+    with tcp_group(5, CONFIG) as group:
+        results(run_ranks(group, program))
+        waiting = [Background(program, backend) for backend in group if backend.rank != victim]
+        time.sleep(0.05)
+        group[victim].kill()
+        begun = time.monotonic()
+        for caller in waiting:
+            with pytest.raises(PeerLostError) as caught:
+                caller.result()
+            assert caught.value.peer == victim
+        assert time.monotonic() - begun < 1
 
 
 # --- how many ---------------------------------------------------------------------------------------------------------
