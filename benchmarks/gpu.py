@@ -17,12 +17,13 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from benchmarks.claims import GPU_SHARE
 from benchmarks.parts import table
 from ringfort.bench.machine import describe_machine
 from ringfort.launch.local_ranks import LocalRanks
 
 RANKS = 2
+GPU_SHARE = 0.8
+"""Claimed of `ratio`."""
 ON_LOOPBACK = {"GLOO_SOCKET_IFNAME": "lo"}
 """Left alone, Gloo takes the interface that the host's name resolves to."""
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from benchmarks.namespaces import CONGESTION
-from benchmarks.pictures import draw_scaling
+from benchmarks.pictures import Pictures, draw_scaling
 from ringfort.bench.results import OURS, Report, Row
 from ringfort.bench.tables import duration, size
 
@@ -22,6 +21,12 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterable[str]:
     for row in rows:
         yield f"| {' | '.join(row)} |"
     yield ""
+
+
+def noted(result: Mapping[str, Any]) -> Iterable[str]:
+    """What has to be said of figures that the section did not measure itself."""
+    if "note" in result:
+        yield f"{result['note']}\n"
 
 
 def payload_share(row: Row, engine: str, rate: float, burst: int) -> float:
@@ -59,7 +64,7 @@ def hosts_part(report: Report, rate: float, burst: int) -> Iterable[str]:
     yield from table(["engine", "payload alone", "with headers"], rows)
 
 
-def scaling_part(report: Report, images: Path) -> Iterable[str]:
+def scaling_part(report: Report, pictures: Pictures) -> Iterable[str]:
     """The cost of a rank and byte beside 2(n-1)/n."""
     cores = int(report.machine["threads"])
     ranks = list(report.options.ranks)
@@ -77,8 +82,8 @@ def scaling_part(report: Report, images: Path) -> Iterable[str]:
             costs = [row.timings[engine].median_us * min(1, cores / row.ranks) / row.bytes for row in rows]
             lines[f"{engine}, {size(nbytes)}"] = [cost / costs[0] for cost in costs]
             times[f"{engine}, {size(nbytes)}"] = [duration(row.timings[engine].median_us) for row in rows]
-    draw_scaling(ranks, lines, predicted, images / "scaling.png")
-    yield "![The cost of a rank against the number of ranks](images/scaling.png)\n"
+    draw_scaling(ranks, lines, predicted, pictures.path("scaling"))
+    yield f"![The cost of a rank against the number of ranks]({pictures.link('scaling')})\n"
     rows = [
         [str(n), f"{predicted[i]:.2f}", *(f"{line[i]:.2f} ({times[name][i]})" for name, line in lines.items())]
         for i, n in enumerate(ranks)

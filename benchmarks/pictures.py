@@ -5,13 +5,28 @@ from __future__ import annotations
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ringfort.bench.results import OURS, Report
 from ringfort.bench.tables import size
 
 DPI = 80
 """Small files: the pictures live in the repository."""
+
+
+class Pictures(NamedTuple):
+    """Where the pictures of one machine are."""
+
+    folder: Path
+    machine: str
+
+    def path(self, name: str) -> Path:
+        """Where the picture `name` is written."""
+        return self.folder / f"{name}-{self.machine}.png"
+
+    def link(self, name: str) -> str:
+        """What the page says for it."""
+        return f"{self.folder.name}/{self.path(name).name}"
 
 
 def _figure(width: float, panels: int) -> tuple[Any, list[Any]]:

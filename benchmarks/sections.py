@@ -7,14 +7,17 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
 
-from benchmarks import connections, gpu, overlap, rpc, torch_group
+from benchmarks import connections, cores, cuda_steps, gpu, overlap, rpc, torch_group
+from benchmarks.claims import RUNS
 from benchmarks.namespaces import BURST, RATE, two_hosts, why_not
 from ringfort.bench.engines import OTHERS, choose_engines
 from ringfort.bench.options import Options, parse_sizes
+from ringfort.bench.results import Report
 from ringfort.bench.runner import Step, run_bench
 
 SIZES = parse_sizes("4,4K,16K,64K,256K,1M,16M,64M,256M")
 LARGE = parse_sizes("64M,256M")
+FROM_16_MIB = parse_sizes("16M,64M,256M")
 FEW = tuple(name for name in OTHERS if name not in ("mlx", "mpich-tcp", "mpich-shm"))
 """Without those that take seconds a call when four ranks share two cores."""
 QUICK_SIZES = parse_sizes("4,64K,1M")
@@ -48,6 +51,25 @@ def _local(
 ) -> Callable[[bool, OnStep], Result]:
     options = Options(sizes=sizes, ranks=(ranks,), against=against, min_time=min_time)
     return lambda quick, on_step: {"reports": [_bench(options, quick, on_step)]}
+
+
+def _repeated(ranks: int, sizes: tuple[int, ...], against: tuple[str, ...]) -> Callable[[bool, OnStep], Result]:
+    options = Options(sizes=sizes, ranks=(ranks,), against=against, min_time=0.4)
+    return lambda quick, on_step: {"reports": [_bench(options, quick, on_step) for _ in range(1 if quick else RUNS)]}
+
+
+def _cores(quick: bool, on_step: OnStep) -> Result:
+    def run(options: Options) -> Report:
+        return Report.from_dict(_bench(options, quick, on_step))
+
+    reason = cores.why_not()
+    return {"skipped": reason} if reason else cores.measure(run, is_quick=quick)
+
+
+def _cuda_steps(quick: bool, on_step: OnStep) -> Result:
+    del on_step
+    reason = gpu.why_not()
+    return {"skipped": reason} if reason else cuda_steps.measure(rounds=1 if quick else 21)
 
 
 def _halves(quick: bool, on_step: OnStep) -> Result:
@@ -112,12 +134,16 @@ SECTIONS = (
     Section("two", "Two ranks on one machine", _local(2, SIZES)),
     Section("four", "Four ranks on one machine", _local(4, tuple(size for size in SIZES if size not in LARGE))),
     Section("four-large", "Four ranks, large arrays", _local(4, LARGE, FEW)),
+    Section("repeated-two", "Two ranks, large arrays, five runs", _repeated(2, LARGE, ("plain", "sockets"))),
+    Section("repeated-four", "Four ranks, large arrays, five runs", _repeated(4, FROM_16_MIB, ("tcp", "gloo"))),
     Section("halves", "Sixteen-bit floats", _halves),
     Section("hosts", "Two hosts and a line of 1 Gbit/s", _hosts),
     Section("scaling", "More ranks", _scaling),
     Section("overlap", "While the caller computes", _overlap),
     Section("connections", "Several connections", _connections),
     Section("torch", "Under torch", _torch),
+    Section("cores", "Where there are cores to spare", _cores),
+    Section("cuda-steps", "Training steps on a GPU", _cuda_steps),
     Section("gpu", "Tensors on a GPU", _gpu),
     Section("rpc", "Calls between ranks", _rpc),
 )

@@ -1,4 +1,5 @@
-"""One rank of `torch_group.py`: `python -m benchmarks.torch_worker ROUNDS FOLDER`.
+"""One rank of `torch_group.py`: `python -m benchmarks.torch_worker ROUNDS FOLDER`; and of `cuda_steps.py`, with the
+device and the width of the model as further arguments.
 
 All groups are in the same processes and take turns, so that what disturbs the machine disturbs all of them alike.
 """
@@ -10,7 +11,7 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from importlib import import_module
@@ -45,9 +46,24 @@ def main(rounds: int, folder: str) -> None:
             for name, pair in calls(ways[way]).items():
                 through, own = beside(*pair, rounds)
                 report(kind="calls", way=way, call=name, torch_us=through, context_us=own)
-        for way, taken in steps(ways, rounds).items():
-            p10, p50, p90 = np.percentile(taken, (10, 50, 90)) * 1e3
-            report(kind="steps", way=way, median_ms=p50, p10_ms=p10, p90_ms=p90)
+        tell_steps(steps(ways, rounds, LIMITS))
+
+
+def steps_on(rounds: int, folder: str, device: str, width: int) -> None:
+    """One rank: steps of a model on `device`."""
+    model = _model(width).to(device)
+    name = torch.cuda.get_device_name() if device == "cuda" else device
+    report(device=name, torch=torch.__version__)
+    with groups(folder) as ways:
+        gc.disable()
+        tell_steps(steps(ways, rounds, {}, model), parameters=sum(one.numel() for one in model.parameters()))
+
+
+def tell_steps(taken: Mapping[str, Sequence[float]], **more: Any) -> None:
+    """Report the percentiles of each way."""
+    for way, seconds in taken.items():
+        p10, p50, p90 = np.percentile(seconds, (10, 50, 90)) * 1e3
+        report(kind="steps", way=way, median_ms=p50, p10_ms=p10, p90_ms=p90, **more)
 
 
 @contextmanager
@@ -94,26 +110,32 @@ def beside(one: Callable[[], object], other: Callable[[], object], rounds: int) 
     return statistics.median(taken[0][CALLS:]) / 1e3, statistics.median(taken[1][CALLS:]) / 1e3
 
 
-def steps(ways: dict[str, Any], rounds: int) -> dict[str, list[float]]:
+def steps(
+    ways: dict[str, Any], rounds: int, limits: Mapping[str, Callable[[Any], Any]], model: Any = None
+) -> dict[str, list[float]]:
     """Seconds of each training step over each group. Each has its own copy of the model."""
-    model, random = _model(), torch.Generator().manual_seed(dist.get_rank())
+    model = _model() if model is None else model
+    random = torch.Generator().manual_seed(dist.get_rank())
+    device, width = next(model.parameters()).device, model.layers[0].linear1.in_features
     actions = {way: _step(deepcopy(model), group) for way, group in ways.items()}
-    actions |= {way: _step(deepcopy(model), ways["gloo"], hook) for way, hook in LIMITS.items()}
+    actions |= {way: _step(deepcopy(model), ways["gloo"], hook) for way, hook in limits.items()}
     taken: dict[str, list[float]] = {way: [] for way in actions}
     for turn in range(rounds + 2):  # two to warm up: DDP arranges its buckets anew after the first
-        x = torch.randn(1, TOKENS, WIDTH, generator=random)
+        x = torch.randn(1, TOKENS, width, generator=random).to(device)
         for way in list(actions)[:: 1 if turn % 2 == 0 else -1]:
             dist.barrier()
             start = time.perf_counter()
             actions[way](x)
+            if device.type == "cuda":
+                torch.cuda.synchronize()
             if turn > 1:
                 taken[way].append(time.perf_counter() - start)
     return taken
 
 
-def _model() -> Any:
+def _model(width: int = WIDTH) -> Any:
     torch.manual_seed(0)
-    layer = torch.nn.TransformerEncoderLayer(WIDTH, 8, 4 * WIDTH, dropout=0.0, batch_first=True)
+    layer = torch.nn.TransformerEncoderLayer(width, 8, 4 * width, dropout=0.0, batch_first=True)
     return torch.nn.TransformerEncoder(layer, LAYERS, enable_nested_tensor=False)
 
 
@@ -153,4 +175,7 @@ def _step(model: Any, group: Any, hook: Callable[[Any], Any] | None = None) -> C
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2])
+    if len(sys.argv) > 3:
+        steps_on(int(sys.argv[1]), sys.argv[2], sys.argv[3], int(sys.argv[4]))
+    else:
+        main(int(sys.argv[1]), sys.argv[2])

@@ -16,7 +16,7 @@ pytest.importorskip("matplotlib")
 
 
 def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    where = ["--results", str(folder), "--docs", str(folder)]
+    where = ["--results", str(folder), "--docs", str(folder), "--machine", "here"]
     command = [sys.executable, "-m", "benchmarks", "--quick", *where, *arguments]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100, check=False)
 
@@ -25,7 +25,7 @@ def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 def test_two_hosts_are_measured_over_a_wire_and_gone_afterwards(tmp_path: Path) -> None:
     done = run(tmp_path, "--only", "hosts")
     assert done.returncode == 0, done.stderr
-    [report] = json.loads((tmp_path / "hosts.json").read_text())["reports"]
+    [report] = json.loads((tmp_path / "here" / "hosts.json").read_text())["reports"]
     # 1 MiB takes 8 ms at 1 Gbit/s, of which a part goes out at once: far above what loopback takes.
     assert all(engine["median_us"] > 3000 for engine in report["rows"][0]["engines"].values())
     assert "part of the rate of a 1 Gbit/s line" in (tmp_path / "performance.md").read_text()
