@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -22,6 +23,7 @@ def test_survivors_of_a_killed_rank_name_it_and_leave_nothing_behind() -> None:
     kill_one(3, 4, shared_memory="on")
     kill_one(3, 16 * MIB, shared_memory="off")
     kill_one(1, 16 * MIB, shared_memory="off", connections=3)
+    kill_one(2, 16 * MIB, shared_memory="off", connections="auto")
 
 
 needs_pidfd = pytest.mark.skipif(
@@ -77,7 +79,7 @@ def test_a_program_ends_though_its_simulated_group_is_open_and_time_stands_still
 
 def test_an_all_reduce_takes_little_memory_beside_the_array() -> None:
     assert memory_of(2, 128 * MIB) < 16 * MIB
-    assert memory_of(2, 128 * MIB, shared_memory="off", connections=2) < 16 * MIB
+    assert memory_of(2, 128 * MIB, shared_memory="off", connections="auto") < 16 * MIB
 
 
 def test_eight_ranks_connect_in_a_moment() -> None:
@@ -85,7 +87,7 @@ def test_eight_ranks_connect_in_a_moment() -> None:
     assert connect_time(8) < 10
 
 
-def kill_one(victim: int, nbytes: int, *, shared_memory: str = "on", connections: int = 1) -> float:
+def kill_one(victim: int, nbytes: int, *, shared_memory: str = "on", connections: int | Literal["auto"] = 1) -> float:
     """Kills `victim` of four inside an all-reduce; returns how many seconds later the last survivor knew."""
     errors: dict[int, dict[str, object]] = {}
     rest: dict[int, dict[str, object]] = {}
@@ -120,7 +122,9 @@ def kill_one(victim: int, nbytes: int, *, shared_memory: str = "on", connections
     return max(float(str(message["at"])) for message in errors.values()) - killed_at
 
 
-def memory_of(world_size: int, nbytes: int, *, shared_memory: str = "on", connections: int = 1) -> int:
+def memory_of(
+    world_size: int, nbytes: int, *, shared_memory: str = "on", connections: int | Literal["auto"] = 1
+) -> int:
     """Bytes by which an all-reduce of `nbytes` raised the peak memory of the worst rank."""
     variables = {"PYTHONPATH": ROOT, "RINGFORT_SHM": shared_memory}
     with LocalRanks(

@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 
 from ringfort.backends.tcp import TcpBackend
+from ringfort.collectives import channels
 from ringfort.config import CollectiveConfig, DistributedConfig
 from ringfort.context import DistributedContext
 from ringfort.errors import DistributedError
@@ -35,11 +36,14 @@ KINDS = {
     "memory": DistributedConfig(timeout=60),
     "plain": DistributedConfig(timeout=60, shared_memory="off", encryption="off"),
     "encrypted": DistributedConfig(timeout=60, shared_memory="off"),
+    "channels": DistributedConfig(timeout=60, shared_memory="off"),
     "connections": DistributedConfig(
         timeout=60, shared_memory="off", encryption="off", collective=CollectiveConfig(connections=3)
     ),
     "rpc": DistributedConfig(timeout=60, shared_memory="off", encryption="off"),
 }
+LARGE = 1_500_000
+"""Elements of an array that is large enough for channels."""
 BOUND = 5.0
 """Seconds from the signal to the other rank's error, and to the end of the close. Only a busy machine takes as long."""
 STUCK = 30.0
@@ -102,7 +106,7 @@ class _Alarm:
 
 
 def _collectives(ctx: DistributedContext, kind: str) -> Iterator[Callable[[], object]]:
-    sizes = (1, 1024, 70_000, 300_000) if kind != "connections" else (1, 70_000, 1_500_000)
+    sizes = (1, 1024, 70_000, 300_000) if kind not in ("channels", "connections") else (1, 70_000, LARGE)
     arrays = [np.ones(size, np.float32) for size in sizes]
     peer = 1 - ctx.rank
     for turn in count():
@@ -136,7 +140,7 @@ def _calls(agent: RpcAgent) -> Iterator[Callable[[], object]]:
         yield lambda: agent.map("echo", [1, 2, 3])
 
 
-def _round(rank: int, kind: str, place: socket.socket, is_victim: bool) -> dict[str, object]:
+def _round(rank: int, kind: str, place: socket.socket, *, is_victim: bool, is_warm: bool) -> dict[str, object]:
     config = KINDS[kind]
     if rank == 0:
         listener = socket.create_server(("127.0.0.1", 0))
@@ -151,6 +155,8 @@ def _round(rank: int, kind: str, place: socket.socket, is_victim: bool) -> dict[
     else:
         agent.register("echo", lambda x: x)
         work = _calls(agent)
+    if is_warm:  # the links are measured, and channels are open
+        ctx.all_reduce(np.ones(LARGE, np.float32))
     ctx.barrier()
     try:
         return _interrupted(work) if is_victim else _bereaved(work)
@@ -185,13 +191,15 @@ def _bereaved(work: Iterator[Callable[[], object]]) -> dict[str, object]:
 def main(rank: int, fd: int, rounds: int, kinds: list[str], seed: int) -> None:
     """One of the two ranks."""
     random.seed(seed * 2 + rank)
+    channels.wanted = lambda table, asked: 2 if asked == "auto" else asked  # as with cores for two of each rank
     place = socket.socket(fileno=fd)
     for number in range(rounds):
         faulthandler.dump_traceback_later(STUCK, exit=True)
         kind = kinds[number % len(kinds)]
         is_victim = rank == number // len(kinds) % 2
         begun = time.monotonic()
-        said = _round(rank, kind, place, is_victim)
+        is_warm = kind == "channels" and number // len(kinds) // 2 % 2 == 0
+        said = _round(rank, kind, place, is_victim=is_victim, is_warm=is_warm)
         if is_victim:
             assert said["fired_at"] is not None
             said["closing"] = time.monotonic() - float(str(said["fired_at"]))

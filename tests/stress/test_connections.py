@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from ringfort.collectives import parallel
@@ -34,14 +36,15 @@ def test_every_check_holds_over_channels(group: str, check: Check, monkeypatch: 
     check.run(GROUPS[group])
 
 
-@pytest.mark.parametrize("connections", [1, 3])
-def test_killed_ranks_are_each_named_within_a_second(connections: int) -> None:
+@pytest.mark.parametrize("connections", [1, 3, "auto"])
+def test_killed_ranks_are_each_named_within_a_second(connections: Any) -> None:
     seconds = sorted(kill_one(turn % 4, 64 * MIB, shared_memory="off", connections=connections) for turn in range(12))
     print(f"median {seconds[6]:.3f} s, worst {seconds[-1]:.3f} s")
     assert seconds[-1] < 1
 
 
-def test_four_connections_take_little_memory_beside_the_array() -> None:
-    grown = memory_of(2, 1024 * MIB, shared_memory="off", connections=4)
+@pytest.mark.parametrize("connections", [4, "auto"])
+def test_connections_take_little_memory_beside_the_array(connections: Any) -> None:
+    grown = memory_of(2, 1024 * MIB, shared_memory="off", connections=connections)
     print(f"{grown / MIB:.1f} MiB")
     assert grown < 32 * MIB

@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -595,6 +596,28 @@ def test_the_threads_end_with_the_group_that_nobody_holds() -> None:
         del subs
         gc.collect()
         wait_until(lambda: not channel_threads())
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="only Linux counts how often a thread wakes up")
+def test_no_thread_of_an_idle_group_wakes_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ringfort.transport.channels._LOOK_AGAIN", 0.05)  # how often one would, in a call that blocks
+
+    def wakes() -> dict[str, int]:
+        """How often each thread of the group has slept and been woken."""
+        found: dict[str, int] = {}
+        for thread in threading.enumerate():
+            if thread.name.startswith("ringfort"):
+                status = Path(f"/proc/self/task/{thread.native_id}/status").read_text()
+                found[f"{thread.name} {thread.native_id}"] = int(status.split("voluntary_ctxt_switches:")[1].split()[0])
+        return found
+
+    with tcp_group(2, CONFIG) as group:
+        reduced_once(group)
+        assert len(channel_threads()) == 8
+        wait_until(lambda: wakes() == (time.sleep(0.02), wakes())[1])  # all have gone to sleep after the call
+        before = wakes()
+        time.sleep(0.4)
+        assert wakes() == before
 
 
 def test_where_a_port_cannot_be_reached_all_stay_on_their_links(monkeypatch: pytest.MonkeyPatch) -> None:
