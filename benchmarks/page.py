@@ -17,6 +17,7 @@ from benchmarks.parts import connections_part, hosts_part, line_share, overlap_p
 from benchmarks.pictures import Pictures, draw_times
 from benchmarks.rpc import rpc_part
 from benchmarks.sections import SECTIONS
+from benchmarks.wire import wire_part
 from ringfort.bench.engines import ENGINES
 from ringfort.bench.results import OURS, Report, Row
 from ringfort.bench.tables import duration, size
@@ -65,6 +66,7 @@ PARTS: Mapping[str, Callable[[Mapping[str, Any]], Iterable[str]]] = {
     "overlap": overlap_part,
     "rpc": rpc_part,
     "torch": torch_part,
+    "wire": wire_part,
 }
 """What writes the sections that are no reports of engines."""
 COMPARISONS = (

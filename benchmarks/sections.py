@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
 
-from benchmarks import connections, cores, cuda_steps, gpu, overlap, rpc, torch_group
+from benchmarks import connections, cores, cuda_steps, gpu, overlap, rpc, torch_group, wire
 from benchmarks.claims import RUNS
 from benchmarks.namespaces import BURST, RATE, two_hosts, why_not
 from ringfort.bench.engines import OTHERS, choose_engines
@@ -102,6 +102,12 @@ def _hosts(quick: bool, on_step: OnStep) -> Result:
         return {"reports": [run_bench(options, on_step, hosts).to_dict()], "bits_per_second": RATE, "burst": BURST}
 
 
+def _wire(quick: bool, on_step: OnStep) -> Result:
+    del on_step
+    reason = why_not()
+    return {"skipped": reason} if reason else wire.measure(rounds=1 if quick else 15)
+
+
 def _overlap(quick: bool, on_step: OnStep) -> Result:
     del on_step
     return overlap.measure(rounds=2 if quick else 9)
@@ -141,6 +147,7 @@ SECTIONS = (
     Section("scaling", "More ranks", _scaling),
     Section("overlap", "While the caller computes", _overlap),
     Section("connections", "Several connections", _connections),
+    Section("wire", "Options of sockets on a fast wire", _wire),
     Section("torch", "Under torch", _torch),
     Section("cores", "Where there are cores to spare", _cores),
     Section("cuda-steps", "Training steps on a GPU", _cuda_steps),
