@@ -29,7 +29,9 @@ def main() -> None:
             x = np.random.default_rng([ctx.rank, step]).standard_normal(ELEMENTS).astype(np.float32)
             total += ctx.all_reduce(x, compression=compressor, name="w")
         chosen = ctx.metrics_snapshot().compression
-    print(json.dumps({"chosen": list(chosen), "said": said, "sum": float(np.abs(total).sum())}))
+        sent, hosts = ctx.group.sent()[0], ctx.group.hosts
+        away = sum(nbytes for peer, nbytes in sent.items() if hosts[peer] != hosts[ctx.rank])
+    print(json.dumps({"chosen": list(chosen), "said": said, "sum": float(np.abs(total).sum()), "away": away}))
 
 
 if __name__ == "__main__":

@@ -8,6 +8,11 @@ to encode and decode an element and encodes N elements in B bytes:
     quantized   2(n-1) m a + 2(n-1)/n B b + N e + (2n-1)/n N d, with m messages per part
     topk        (n-1) a + (n-1) B b + N e + n N d; sparse too
     powersgd    4(n-1) a + 2(n-1)/n B b + N e + N d
+
+Where ranks share hosts, n is the number of hosts, N the elements of a lane (`hosts.py`), and b that of a host's wire
+times the lanes, which share it. Adding up inside a host of h ranks and handing out take 2(h-1) N S c more, with c
+seconds per byte between its ranks; without compression too, for the all-reduce then goes by hosts as well. PowerSGD
+does that with its factors, and encodes whole arrays.
 """
 
 from __future__ import annotations
@@ -22,12 +27,14 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from ringfort.backends.group import BARRIER_CALL, Group
+from ringfort.collectives.algorithms import groups_of
 from ringfort.collectives.link_costs import BANDWIDTH, LATENCY, known_speeds, probing, quickest, shared_per_byte
 from ringfort.collectives.signature import measuring_for
 from ringfort.collectives.steps import gather_rows
 from ringfort.compression import encoded, lowrank
 from ringfort.compression.chunked import ChunkedTopK
 from ringfort.compression.exchange import segment_of
+from ringfort.compression.hosts import compresses_by_hosts, hosts_of
 from ringfort.compression.quantize import codec_of
 from ringfort.compression.sparse import TopK
 from ringfort.compression.strategy import CompressionStrategy, Method
@@ -46,6 +53,8 @@ LONG_ENOUGH: Final = 0.1
 _SAMPLE: Final = 256 * KIB
 """Elements to time a codec with: 1 MiB."""
 _SMALL: Final = 8
+_INSIDE: Final = 1 * MIB
+"""Bytes to exchange with a neighbour on the same host."""
 _REMEMBERED: Final = 1024
 """Choices to cache per group: programs repeat the same few buckets."""
 
@@ -86,32 +95,42 @@ its error feedback forgets."""
 class Table:
     """The measurements of a group's links and codecs: the same on every rank."""
 
-    world_size: int
+    hosts: tuple[int, ...]
+    """For each rank the lowest rank on its host."""
     latency: float
     per_byte: float
+    """Seconds per byte that leaves a host."""
     speeds: dict[CompressionStrategy, Speed]
+    inside: float = 0.0
+    """Seconds per byte between ranks of one host, while all of them send."""
 
     def predict(self, strategy: CompressionStrategy, shapes: Sequence[tuple[int, ...]]) -> float:
         """Predict the seconds that an all-reduce of tensors of these shapes takes."""
-        n, count = self.world_size, sum(prod(shape) for shape in shapes)
-        a, b = self.latency, self.per_byte
-        whole = 2 * (n - 1) / n
+        n, lanes, neighbours = len(self.hosts), 1, 0
+        if compresses_by_hosts(self.hosts):
+            sizes = [len(members) for members in groups_of(self.hosts)]
+            n, lanes, neighbours = len(sizes), min(sizes), max(sizes) - 1
+        whole, total = 2 * (n - 1) / n, sum(prod(shape) for shape in shapes)
+        count = -(-total // lanes)
+        a, b = self.latency, self.per_byte * lanes
+        among = 2 * neighbours * 4 * count * self.inside
         if strategy.method is Method.NONE:
-            return 2 * (n - 1) * a + whole * 4 * count * b
+            return 2 * (n - 1) * a + whole * 4 * count * b + among
         speed = self.speeds[strategy]
         if strategy.method in (Method.TOP_K, Method.SPARSE):
             k = strategy.kept(count)
             is_sparse = strategy.method is Method.SPARSE
             size = (ChunkedTopK() if is_sparse else TopK(k, codec_of(strategy.values))).nbytes(count)
-            return (n - 1) * (a + size * b) + count * speed.write + n * count * speed.read
+            return (n - 1) * (a + size * b) + count * speed.write + n * count * speed.read + among
         if strategy.method is Method.POWER_SGD:
-            size = 4 * sum(_factor_elements(shape, strategy.rank) for shape in shapes)
-            return 4 * (n - 1) * a + whole * size * b + count * (speed.write + speed.read)
+            size = 4 * sum(_factor_elements(shape, strategy.rank) for shape in shapes) / lanes
+            moved = whole * size * b + 2 * neighbours * size * self.inside
+            return 4 * (n - 1) * a + moved + total * (speed.write + speed.read)
         codec = codec_of(strategy.values)
         part = -(-count // n)
         turns = max(1, -(-part // segment_of(codec)))
         work = count * (speed.write + (2 * n - 1) / n * speed.read)
-        return 2 * (n - 1) * turns * a + whole * codec.nbytes(count) * b + work
+        return 2 * (n - 1) * turns * a + whole * codec.nbytes(count) * b + work + among
 
 
 @dataclass(frozen=True)
@@ -208,21 +227,23 @@ def _measured(group: Group, call: bytes, timeout: float | None, *, forgets: bool
             speeds_of_links = np.zeros_like(speeds_of_links)
         with probing(group, envelope) as probes:
             latency, per_byte = _measure_links(group, speeds_of_links, probes)
+            inside = _measure_inside(group, probes)
         own = [number for speed in codec_speeds().values() for number in speed]
         slowest = gather_rows(group, own, envelope).max(axis=0).reshape(-1, 3)
         speeds = {name: Speed(*map(float, row)) for name, row in zip(codec_speeds(), slowest, strict=True)}
     else:  # where time is virtual
-        latency, per_byte, speeds = LATENCY, 1 / BANDWIDTH, dict(NOMINAL)
+        latency, per_byte, inside, speeds = LATENCY, 1 / BANDWIDTH, 1 / BANDWIDTH, dict(NOMINAL)
     if config.latency is not None:
         latency = config.latency
     if config.bandwidth is not None:
         per_byte = 1 / config.bandwidth
-    return Table(group.world_size, latency, per_byte, speeds)
+    return Table(group.hosts, latency, per_byte, speeds, inside)
 
 
 def _measure_links(group: Group, speeds: Array, envelope: Envelope) -> tuple[float, float]:
-    """Measure the latency and the seconds per byte of the slowest link while all ranks send at once, as collectives do.
-    `speeds` is what is known about the links: if it covers them all, nothing large is sent."""
+    """Measure the latency and the seconds per byte that leaves a host, by the slowest link while all ranks send at
+    once, as collectives do. `speeds` is what is known about the links: if it covers them all, nothing large is
+    sent."""
     rank, n = group.rank, group.world_size
     dst, src = (rank + 1) % n, (rank - 1) % n
 
@@ -234,15 +255,32 @@ def _measure_links(group: Group, speeds: Array, envelope: Envelope) -> tuple[flo
 
     latency = slowest(_SMALL, 5)
     between_hosts = [(a, (a + 1) % n) for a, host in enumerate(group.hosts) if host != group.hosts[(a + 1) % n]]
+    leaving = [group.hosts[a] for a, _ in between_hosts]
+    sharers = max(map(leaving.count, leaving), default=1)
+    """Of the slowest wire: what one of them measures is so many times what a byte takes."""
     per_byte = float(shared_per_byte(speeds, group.hosts, 1).max())
     if per_byte and all(speeds[link] for link in between_hosts):
-        return latency, per_byte
+        return latency, per_byte / sharers
     for size in PROBES:
         taken = slowest(size, 1)
         per_byte = max(taken - latency, 0.1 * taken) / size
         if taken >= LONG_ENOUGH:
             break
-    return latency, per_byte
+    return latency, per_byte / sharers
+
+
+def _measure_inside(group: Group, envelope: Envelope) -> float:
+    """Measure the seconds per byte between ranks of one host while all of them send; 0 if none shares a host, or
+    all."""
+    hosts = hosts_of(group)
+    if hosts is None:
+        return 0.0
+    inside, own = hosts.inside, 0.0
+    if inside.world_size > 1:
+        out, into = np.zeros((2, _INSIDE), np.uint8)
+        dst, src = (inside.rank + 1) % inside.world_size, (inside.rank - 1) % inside.world_size
+        own = quickest(3, lambda: inside.exchange(out, dst, into, src, envelope)) / _INSIDE
+    return float(gather_rows(group, [own], envelope).max())
 
 
 @cache

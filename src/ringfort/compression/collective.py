@@ -19,7 +19,7 @@ from ringfort.collectives.plan import Operation, unplanned
 from ringfort.compression import auto, calls, lowrank
 from ringfort.compression.calls import Compressed
 from ringfort.compression.chunked import ChunkedTopK
-from ringfort.compression.codec import Codec, mix
+from ringfort.compression.codec import mix
 from ringfort.compression.compressor import GradientCompressor, Piece, check_floats
 from ringfort.compression.exchange import BasisError, Exchange
 from ringfort.compression.floats import count_nonfinite, narrow, widen
@@ -96,7 +96,7 @@ def all_reduce(
         factors = _WAYS[chosen.method](exchange, out, divisor)
         narrow(out, view)
         compressor.keep(draft, factors)
-        exchange.report(metrics, 2 * (group.world_size - 1) * view.flat.nbytes // group.world_size)
+        exchange.report(metrics, exchange.ring_bytes(view.flat.nbytes))
         own_trace().compressed(str(chosen), exchange.codec_seconds, time.perf_counter() - start)
         return view.finish()
 
@@ -167,24 +167,13 @@ def _quantized(exchange: Exchange, out: Array, divisor: int) -> dict[str, Array]
 
 
 def _top_k(exchange: Exchange, out: Array, divisor: int) -> dict[str, Array]:
-    kept = exchange.strategy.kept(out.size)
-    return _gathered(exchange, out, divisor, TopK(kept, codec_of(exchange.strategy.values)), kept)
+    strategy = exchange.strategy
+    exchange.gather(out, lambda count: TopK(strategy.kept(count), codec_of(strategy.values)), divisor)
+    return {}
 
 
 def _sparse(exchange: Exchange, out: Array, divisor: int) -> dict[str, Array]:
-    return _gathered(exchange, out, divisor, ChunkedTopK())
-
-
-def _gathered(exchange: Exchange, out: Array, divisor: int, codec: Codec, kept: int = 0) -> dict[str, Array]:
-    """Each rank's few elements go to all others, which add them up."""
-    messages = exchange.gather(codec, kept)
-    start = time.perf_counter()
-    out.fill(0)
-    for message in messages:  # in the order of the ranks, so that all add alike
-        codec.decode(message, out, add=True)
-    if divisor != 1:
-        out /= np.float32(divisor)
-    exchange.codec_seconds += time.perf_counter() - start
+    exchange.gather(out, lambda _: ChunkedTopK(), divisor)
     return {}
 
 

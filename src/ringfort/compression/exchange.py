@@ -8,24 +8,29 @@ what the ranks were given is what they have got and what they keep. The owner, t
 ranks end with the same bits.
 
 `gather` is for the rest: every rank's message at every rank.
+
+If ranks share hosts (`hosts.py`), those of a host add up first, as they are, and both run between the hosts.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
 from ringfort.backends.group import Group
-from ringfort.collectives import algorithms
+from ringfort.collectives import algorithms, reduction
 from ringfort.collectives.algorithms import Span
-from ringfort.collectives.steps import PartMemory, run_ring
+from ringfort.collectives.ops import ReduceOp
+from ringfort.collectives.steps import PartMemory, gather_rows, run_ring
 from ringfort.compression.codec import CHUNK, ChunkCodec, Codec, mix
 from ringfort.compression.compressor import Draft
 from ringfort.compression.encoded import SIZE, Head
-from ringfort.compression.strategy import CompressionStrategy
+from ringfort.compression.hosts import hosts_of
+from ringfort.compression.strategy import CompressionStrategy, Method
 from ringfort.errors import NonFiniteError
 from ringfort.telemetry.metrics import DistributedMetrics
 from ringfort.transport.messages import Envelope
@@ -35,6 +40,7 @@ MESSAGE_BYTES: Final = 512 * 1024
 """About how long a message is: so long that its fixed cost vanishes even on a fast wire."""
 MAX_SEGMENT: Final = 32 * CHUNK
 """Elements of a part that are under way at once: scratch of 4 MiB, whatever the array."""
+_ADD: Final = reduction.reducer(ReduceOp.SUM, reduction.element_type_named("float32"))
 
 
 def segment_of(codec: ChunkCodec) -> int:
@@ -55,8 +61,12 @@ class Exchange:
     strategy: CompressionStrategy
     draft: Draft
     sent: int = 0
-    """Bytes that left this rank."""
+    """Bytes that this rank has sent to those with which it exchanges compressed data."""
     codec_seconds: float = 0.0
+
+    def __post_init__(self) -> None:
+        self._peers = self.group
+        """The ranks that exchange compressed data with this one."""
 
     def reduce(
         self, work: Array, out: Array, codec: ChunkCodec, *, keep_error: bool, divisor: int = 1, basis: int = 0
@@ -66,13 +76,39 @@ class Exchange:
 
         Raises `NonFiniteError` and `BasisError` at every rank, if at any.
         """
-        rank, n, seed = self.group.rank, self.group.world_size, self.draft.seed
+
+        def add_up(work: Array, out: Array, head: Head) -> None:
+            self._add_up(work, out, codec, head, keep_error=keep_error, divisor=divisor)
+
+        self._by_hosts(work, out, self._head(basis), add_up, keep_error=keep_error)
+
+    def gather(self, out: Array, codec_for: Callable[[int], Codec], divisor: int) -> None:
+        """`out` becomes the sum of what `codec_for` the number of elements sends of every rank's draft, divided by
+        `divisor`. With error feedback, the draft becomes what is missing. Raises `NonFiniteError` at every rank."""
+
+        def add_up(work: Array, out: Array, head: Head) -> None:
+            codec = codec_for(work.size)
+            messages = self._gathered(work, codec, head)
+            start = time.perf_counter()
+            out.fill(0)
+            for message in messages:  # in the order of the ranks, so that all add alike
+                codec.decode(message, out, add=True)
+            if divisor != 1:
+                out /= np.float32(divisor)
+            self.codec_seconds += time.perf_counter() - start
+
+        self._by_hosts(self.draft.work, out, self._head(), add_up, keep_error=self.draft.keeps)
+
+    def _add_up(
+        self, work: Array, out: Array, codec: ChunkCodec, head: Head, *, keep_error: bool, divisor: int
+    ) -> None:
+        """`reduce` among the ranks that exchange compressed data."""
+        rank, n, seed = self._peers.rank, self._peers.world_size, self.draft.seed
         parts = algorithms.split(work.size, n)
         longest = parts[0][1] - parts[0][0]
         segment = min(segment_of(codec), max(longest, 1))
         total = np.empty(segment, np.float32)
         rows = np.empty((n, SIZE + codec.nbytes(segment)), np.uint8)
-        head = self._head(0, basis=basis)
         for turn, offset in enumerate(range(0, max(longest, 1), segment)):
             spans = [(min(a + offset, b), min(a + offset + segment, b)) for a, b in parts]
             own = slice(*spans[rank])
@@ -88,7 +124,7 @@ class Exchange:
             self._round(rows, sizes)
             for peer, (start, stop) in enumerate(spans):
                 message = rows[peer, : sizes[peer]]
-                Head.read(message).check(head._replace(elements=stop - start), peer)
+                _checked(message, head._replace(elements=stop - start), self._peers, peer)
                 self._decode(message, out[start:stop], codec)
                 if divisor != 1:
                     out[start:stop] /= np.float32(divisor)
@@ -102,28 +138,11 @@ class Exchange:
         spans = [(part * size, (part + 1) * size) for part in range(n)]
         own = slice(*spans[rank])
         out[...] = draft.work[own]
-        self._reduce(draft.work, spans, out, codec, self._head(0), draft.seed, keep_error=draft.keeps)
+        self._reduce(draft.work, spans, out, codec, self._head(), draft.seed, keep_error=draft.keeps)
         if draft.keeps:
             draft.work[own] = 0
         if divisor != 1:
             out /= np.float32(divisor)
-
-    def gather(self, codec: Codec, kept: int = 0) -> list[Array]:
-        """The draft of every rank as `codec` encodes it, in the order of the ranks. `kept` is how many elements that
-        sends, if it is not always the same number. Raises `NonFiniteError`."""
-        rank, n, draft = self.group.rank, self.group.world_size, self.draft
-        head = self._head(draft.work.size, rows=kept)
-        size = SIZE + codec.nbytes(draft.work.size)
-        messages = np.empty((n, size), np.uint8)
-        self._encode(draft.work, messages[rank], codec, head, draft.seed, keep_error=draft.keeps)
-        self._round(messages, [size] * n)
-        heads = [Head.read(message) for message in messages]
-        for peer, there in enumerate(heads):
-            there.check(head, peer)
-        found = {peer: there.nonfinite for peer, there in enumerate(heads) if there.nonfinite}
-        if found:
-            raise NonFiniteError(draft.name, found)
-        return [message[SIZE:] for message in messages]
 
     def report(self, metrics: DistributedMetrics | None, nbytes: int) -> None:
         """Count the collective, which would have sent `nbytes` without compression."""
@@ -139,15 +158,89 @@ class Exchange:
                 nonfinite=draft.nonfinite,
             )
 
-    def _head(self, elements: int, *, rows: int = 0, basis: int = 0) -> Head:
+    def ring_bytes(self, nbytes: int) -> int:
+        """Return what this rank would have sent to the same ranks of `nbytes` without compression."""
+        hosts = hosts_of(self.group)
+        n = self._peers.world_size
+        lane = nbytes if hosts is None else 0 if hosts.between is None else nbytes // hosts.lanes
+        return 2 * (n - 1) * lane // n
+
+    def _head(self, basis: int = 0) -> Head:
         how = self.strategy
-        return Head(how.method, how.values, elements, how.rank, rows, self.draft.refused, basis)
+        return Head(how.method, how.values, 0, how.rank, 0, self.draft.refused, basis)
+
+    # --- inside a host ------------------------------------------------------------------------------------------------
+
+    def _by_hosts(
+        self, work: Array, out: Array, head: Head, add_up: Callable[[Array, Array, Head], None], *, keep_error: bool
+    ) -> None:
+        """Run `add_up`, which takes what this rank has to send, where the sum goes, and the header: among all ranks, or
+        for this rank's lane among the hosts. In the latter case, `work` is zero outside of the lane afterwards if
+        errors are kept: what it had has been added to the lanes of its neighbours."""
+        hosts = hosts_of(self.group)
+        if hosts is None:
+            add_up(work, out, head)
+            return
+        inside, spans = hosts.inside, hosts.spans(work.size)
+        lane = slice(*spans[inside.rank])
+        own = work[lane] if keep_error else work[lane].copy()  # what the caller has must not change before the end
+        common = self._collect(work, own, spans, inside, head)
+        refusal: NonFiniteError | BasisError | None = None
+        if hosts.between is not None:
+            self._peers = hosts.between
+            try:
+                add_up(own, out[lane], common)
+            except (NonFiniteError, BasisError) as error:
+                refusal = error
+        if hosts.lanes < inside.world_size:
+            refusal = self._tell(inside, hosts.lanes, refusal)
+        if isinstance(refusal, NonFiniteError):  # every rank is here, and knows of hosts but not of their ranks
+            counts = gather_rows(self.group, [self.draft.refused], self.envelope)[:, 0]
+            raise NonFiniteError(self.draft.name, {rank: int(count) for rank, count in enumerate(counts) if count})
+        if refusal is not None:
+            raise refusal
+        if keep_error:
+            work[: lane.start] = 0
+            work[lane.stop :] = 0
+        for dst, src in algorithms.exchange_order(inside.rank, inside.world_size):
+            inside.exchange(out[lane], dst, out[slice(*spans[src])], src, self.envelope)
+
+    def _collect(self, work: Array, own: Array, spans: list[Span], inside: Group, head: Head) -> Head:
+        """Add to `own`, what this rank has of its lane, what its neighbours have of it. Return the header of the host:
+        all its elements that are infinite or NaN, and a digest that no other host has if its ranks have different
+        ones."""
+        outgoing, incoming = np.empty((2, SIZE), np.uint8)
+        head.write(outgoing)
+        heads = [head]
+        for dst, src in algorithms.exchange_order(inside.rank, inside.world_size):
+            inside.exchange(outgoing, dst, incoming, src, self.envelope)
+            heads.append(_checked(incoming, head, inside, src))
+            inside.exchange(work[slice(*spans[dst])], dst, own, src, self.envelope, _ADD)
+        bases = {there.basis for there in heads}
+        basis = head.basis if len(bases) == 1 else mix(self.group.rank, *sorted(bases))
+        return head._replace(nonfinite=sum(there.nonfinite for there in heads), basis=basis)
+
+    def _tell(
+        self, inside: Group, lanes: int, refusal: NonFiniteError | BasisError | None
+    ) -> NonFiniteError | BasisError | None:
+        """Ranks without a lane hear from the first of their host whether the others go on. Return why not."""
+        refusals = None, NonFiniteError(self.draft.name, {}), BasisError()
+        word = np.array([[type(one) for one in refusals].index(type(refusal))], np.uint8)
+        if inside.rank == 0:
+            for peer in range(lanes, inside.world_size):
+                inside.send(word, peer, self.envelope)
+        elif inside.rank >= lanes:
+            inside.recv(word, 0, self.envelope)
+            return refusals[int(word[0])]
+        return refusal
+
+    # --- messages -----------------------------------------------------------------------------------------------------
 
     def _reduce(
         self, work: Array, spans: list[Span], added: Array, codec: ChunkCodec, head: Head, seed: int, keep_error: bool
     ) -> None:
         """Sends the elements of every other rank's span to it, and adds what all others send of this rank's."""
-        rank, n = self.group.rank, self.group.world_size
+        rank, n = self._peers.rank, self._peers.world_size
         most = max(b - a for a, b in spans)
         outgoing, incoming = np.empty((2, SIZE + codec.nbytes(most)), np.uint8)
         found = {rank: head.nonfinite} if head.nonfinite else {}
@@ -158,10 +251,9 @@ class Exchange:
             arriving = incoming[: SIZE + codec.nbytes(added.size)]
             here = head._replace(elements=stop - start)
             self._encode(work[start:stop], message, codec, here, mix(seed, dst), keep_error=keep_error)
-            self.group.exchange(message, dst, arriving, src, self.envelope)
+            self._peers.exchange(message, dst, arriving, src, self.envelope)
             self.sent += message.size
-            there = Head.read(arriving)
-            there.check(head._replace(elements=added.size), src)
+            there = _checked(arriving, head._replace(elements=added.size), self._peers, src)
             same = same and there.basis == head.basis
             if there.nonfinite:
                 found[src] = there.nonfinite
@@ -173,9 +265,24 @@ class Exchange:
         if not same:
             raise BasisError
 
+    def _gathered(self, work: Array, codec: Codec, head: Head) -> list[Array]:
+        """`work` of every rank as `codec` encodes it, in the order of the ranks."""
+        rank, n, draft = self._peers.rank, self._peers.world_size, self.draft
+        rows = self.strategy.kept(work.size) if self.strategy.method is Method.TOP_K else 0
+        head = head._replace(elements=work.size, rows=rows)
+        size = SIZE + codec.nbytes(work.size)
+        messages = np.empty((n, size), np.uint8)
+        self._encode(work, messages[rank], codec, head, draft.seed, keep_error=draft.keeps)
+        self._round(messages, [size] * n)
+        heads = [_checked(message, head, self._peers, peer) for peer, message in enumerate(messages)]
+        found = {peer: there.nonfinite for peer, there in enumerate(heads) if there.nonfinite}
+        if found:
+            raise NonFiniteError(draft.name, found)
+        return [message[SIZE:] for message in messages]
+
     def _round(self, rows: Array, sizes: list[int]) -> None:
         """Each rank's row to every rank, round the ring."""
-        group = self.group
+        group = self._peers
         steps = algorithms.ring_all_gather(group.rank, group.world_size, group.ring)
         memory = PartMemory([row[:size] for row, size in zip(rows, sizes, strict=True)], (0, rows.shape[1]))
         run_ring(group, steps, memory, self.envelope)
@@ -194,3 +301,10 @@ class Exchange:
         start = time.perf_counter()
         codec.decode(message[SIZE:], out, add=add)
         self.codec_seconds += time.perf_counter() - start
+
+
+def _checked(message: Array, expected: Head, group: Group, peer: int) -> Head:
+    """Return the header that a rank of `group` sent. Raises `ProtocolError` for an unexpected one."""
+    head = Head.read(message)
+    head.check(expected, group.members[peer])
+    return head

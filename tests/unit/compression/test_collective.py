@@ -18,11 +18,12 @@ from ringfort import (
     GradientCompressor,
     InvalidArgumentError,
     NonFiniteError,
+    PeerLostError,
     ReduceOp,
     SimulatedBackend,
     UnsupportedOpError,
 )
-from ringfort.compression import calls
+from ringfort.compression import auto, calls
 from ringfort.compression.calls import Compressed
 from ringfort.compression.collective import reduce_scatter
 from ringfort.testing.groups import closing_all
@@ -132,6 +133,129 @@ def test_asynchronous_ones_run_in_order() -> None:
     one, other = results(on_all(group(2), program))
     for a, b in zip(one, other, strict=True):
         np.testing.assert_array_equal(a, b)
+
+
+# --- several ranks per host -------------------------------------------------------------------------------------------
+
+LAYOUTS = ([0, 0, 2, 2], [0, 1, 1, 0, 1])
+"""The hosts of the ranks. In the second, rank 4 holds no lane."""
+
+
+@pytest.mark.parametrize("name", ["int8", "topk(0.05)+int4", "randomk(0.1)", "powersgd(2)"])
+@pytest.mark.parametrize("hosts", LAYOUTS)
+def test_ranks_of_a_host_add_up_first_and_nothing_is_lost(name: str, hosts: list[int]) -> None:
+    shapes = [(), (3,), (40, 70), (150_003,)]
+
+    def program(ctx: DistributedContext) -> list[tuple[Array, Array, Array]]:
+        compressor = GradientCompressor(name)
+        found: list[tuple[Array, Array, Array]] = []
+        for number, shape in enumerate(shapes):
+            given, got = np.zeros(shape), np.zeros(shape)
+            for step in range(2):
+                x = noise(100 * ctx.rank + step, shape)
+                given += x
+                got += ctx.all_reduce(x, compression=compressor, name=f"t{number}")
+            kept = compressor.residual(f"t{number}")
+            found.append((given, got, np.zeros(shape) if kept is None else kept.reshape(shape)))
+        return found
+
+    outcomes = results(on_all(group(len(hosts), hosts=hosts), program))
+    for number in range(len(shapes)):
+        given = sum(outcome[number][0] for outcome in outcomes)
+        kept = sum(outcome[number][2] for outcome in outcomes)
+        for outcome in outcomes:
+            np.testing.assert_array_equal(outcome[number][1], outcomes[0][number][1])
+        np.testing.assert_allclose(outcomes[0][number][1] + kept, given, rtol=1e-4, atol=2e-3)
+    if name == "int8":  # the error is that of one rank of the host
+        lanes = [outcome[3][2] != 0 for outcome in outcomes]
+        for host in set(hosts):
+            kept = sum(lane.astype(int) for rank, lane in enumerate(lanes) if hosts[rank] == host)
+            assert kept.max() == 1
+            assert kept.mean() > 0.9
+
+
+@pytest.mark.parametrize("error_feedback", [True, False])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_a_host_that_adds_up_gives_about_the_mean(error_feedback: bool, dtype: str) -> None:
+    def program(ctx: DistributedContext) -> Array:
+        compressor = GradientCompressor("int8", error_feedback=error_feedback)
+        x = noise(ctx.rank, (999,)).astype(dtype)
+        return ctx.all_reduce(x, ReduceOp.MEAN, compression=compressor, name="w")
+
+    outcomes = results(on_all(group(4, hosts=[0, 0, 2, 2]), program))
+    mean = np.mean([noise(rank, (999,)) for rank in range(4)], axis=0)
+    assert all(outcome.tobytes() == outcomes[0].tobytes() for outcome in outcomes)
+    assert np.linalg.norm(outcomes[0] - mean) / np.linalg.norm(mean) < 0.03
+
+
+@pytest.mark.parametrize(
+    ("name", "share"), [("int8", 1 / 1.75), ("powersgd(2)", 1 / 1.75), ("topk(0.01)", 1 / 3), ("sparse", 1 / 3)]
+)
+def test_two_hosts_of_two_ranks_send_about_half(name: str, share: float) -> None:
+    def program(ctx: DistributedContext) -> tuple[int, Any]:
+        ctx.all_reduce(noise(ctx.rank, (500, 400)), compression=GradientCompressor(name), name="w")
+        there = {2, 3} if ctx.rank < 2 else {0, 1}
+        sent, _ = ctx.group.sent()
+        return sum(sent[peer] for peer in there), ctx.metrics_snapshot().compression[name]
+
+    flat = results(on_all(group(4), program))
+    by_hosts = results(on_all(group(4, hosts=[0, 0, 2, 2]), program))
+    before, after = (sum(sent for sent, _ in outcomes) for outcomes in (flat, by_hosts))
+    assert after < 1.03 * share * before
+    assert sum(one.bytes_after for _, one in by_hosts) == pytest.approx(after, rel=0.02)
+    assert sum(one.bytes_before for _, one in by_hosts) == 2 * 800_000  # of each host, what a ring of two would send
+
+
+@pytest.mark.parametrize("name", ["int8", "topk(0.05)", "powersgd(2)"])
+@pytest.mark.parametrize("odd", [1, 4])
+def test_a_nan_at_one_rank_of_a_host_is_an_error_at_all(name: str, odd: int) -> None:
+    def program(ctx: DistributedContext) -> tuple[dict[int, int], Array]:
+        compressor = GradientCompressor(name)
+        ctx.all_reduce(noise(ctx.rank, (50, 60)), compression=compressor, name="w")
+        before = compressor.residual("w")
+        x = noise(ctx.rank, (50, 60))
+        if ctx.rank == odd:
+            x[7, 7:9] = np.nan
+        given = x.copy()
+        with pytest.raises(NonFiniteError) as caught:
+            ctx.all_reduce(x, compression=compressor, name="w")
+        assert compressor.residual("w") is before
+        np.testing.assert_array_equal(x, given)
+        return caught.value.found, ctx.all_reduce(noise(ctx.rank, (50, 60)), compression=compressor, name="w")
+
+    outcomes = results(on_all(group(5, hosts=LAYOUTS[1]), program))
+    assert all(found == {odd: 2} for found, _ in outcomes)
+    assert all(np.array_equal(x, outcomes[0][1]) for _, x in outcomes)
+
+
+@pytest.mark.parametrize("hosts", LAYOUTS)
+@pytest.mark.parametrize("odd", [0, -1])
+def test_every_rank_of_every_host_hears_that_the_strategies_differ(hosts: list[int], odd: int) -> None:
+    odd %= len(hosts)
+
+    def program(ctx: DistributedContext) -> None:
+        ctx.all_reduce(noise(0, (64, 64)), compression="int4" if ctx.rank == odd else "int8")
+
+    for outcome in on_all(group(len(hosts), hosts=hosts, config=DistributedConfig(timeout=5)), program):
+        assert isinstance(outcome, CollectiveMismatchError)
+        assert "compression=int8" in str(outcome)
+        assert "compression=int4" in str(outcome)
+
+
+@pytest.mark.parametrize("hosts", LAYOUTS)
+def test_every_rank_of_every_host_hears_of_a_lost_one(hosts: list[int]) -> None:
+    backends = SimulatedBackend.create_group(len(hosts), hosts=hosts)
+    backends[-1].kill()
+    contexts = [DistributedContext(backend) for backend in backends]
+    compressors = [GradientCompressor("int8") for _ in hosts]
+
+    def program(ctx: DistributedContext) -> None:
+        ctx.all_reduce(noise(ctx.rank, (600, 500)), compression=compressors[ctx.rank], name="w")
+
+    outcomes = on_all(contexts[:-1], program)
+    contexts[-1].close()
+    assert [type(outcome) for outcome in outcomes] == [PeerLostError] * (len(hosts) - 1)
+    assert not any(compressor.names for compressor in compressors)
 
 
 # --- bad input --------------------------------------------------------------------------------------------------------
@@ -264,7 +388,8 @@ def test_a_step_is_tried_again_after_a_lost_peer_and_nothing_is_lost_or_sent_twi
     np.testing.assert_allclose(first + second + left, given, rtol=1e-4, atol=1e-3)
 
 
-def test_powersgd_begins_anew_where_a_rank_has_come_later() -> None:
+@pytest.mark.parametrize("hosts", [None, [0, 0, 2], [0, 1, 1]])
+def test_powersgd_begins_anew_where_a_rank_has_come_later(hosts: list[int] | None) -> None:
     compressors = [GradientCompressor("powersgd(2)") for _ in range(3)]
 
     def step(ctx: DistributedContext) -> Array:
@@ -273,7 +398,7 @@ def test_powersgd_begins_anew_where_a_rank_has_come_later() -> None:
         return x
 
     results(on_all(group(2), step))
-    outcomes = results(on_all(group(3), step))
+    outcomes = results(on_all(group(3, hosts=hosts), step))
     assert all(np.array_equal(outcome, outcomes[0]) for outcome in outcomes)
     factors = [compressor.state_dict()["tensors"]["w"]["factor"] for compressor in compressors]
     assert all(np.array_equal(factor, factors[0]) for factor in factors)
@@ -369,6 +494,23 @@ def test_auto_takes_what_is_quickest_within_the_error(bandwidth: float, asked: s
 
     for found in results(on_all(group(2, config=config), program)):
         assert list(found) == [chosen]
+
+
+def test_auto_counts_what_leaves_a_host() -> None:
+    config = DistributedConfig(collective=CollectiveConfig(latency=1e-4, bandwidth=12.5e6))
+
+    def program(ctx: DistributedContext) -> tuple[list[str], Any]:
+        ctx.all_reduce(noise(ctx.rank, (400, 500)), compression="auto")
+        return list(ctx.metrics_snapshot().compression), auto.table_of(ctx.group)
+
+    chosen, table = results(on_all(group(4, config=config, hosts=[0, 0, 2, 2]), program))[0]
+    assert chosen == ["int4"]
+    count, inside = 200_000, 4 * 200_000 / 2e9  # half of the array each way, twice, between the ranks of a host
+    none, int8 = (table.predict(CompressionStrategy.parse(name), [(count,)]) for name in ("none", "int8"))
+    speed = table.speeds[CompressionStrategy.INT8]
+    assert none == pytest.approx(2e-4 + 4 * count / 12.5e6 + inside)
+    codec = count / 2 * (speed.write + 1.5 * speed.read)
+    assert int8 == pytest.approx(2e-4 + count * (1 + 4 / 512) / 12.5e6 + codec + inside, rel=1e-3)
 
 
 def test_auto_is_off_for_ranks_of_one_host(caplog: pytest.LogCaptureFixture) -> None:

@@ -76,7 +76,7 @@ def planned_by(
 ) -> list[RoundPlan]:
     """Return the plan after each round of two members, whose link has the rate that is the first of `rates` when it is
     measured first, and so on; the last one stays. All find the same."""
-    plain = auto.Table(2, 1e-4, 1.0, auto.NOMINAL)
+    plain = auto.Table((0, 1), 1e-4, 1.0, auto.NOMINAL)
     found = list[RoundPlan]()
     measured = [0, 0]
 
