@@ -15,8 +15,9 @@ If ranks share hosts (`hosts.py`), those of a host add up first, as they are, an
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 import numpy as np
@@ -26,6 +27,7 @@ from ringfort.collectives import algorithms, reduction
 from ringfort.collectives.algorithms import Span
 from ringfort.collectives.ops import ReduceOp
 from ringfort.collectives.steps import PartMemory, gather_rows, run_ring
+from ringfort.compression.aside import Aside
 from ringfort.compression.codec import CHUNK, ChunkCodec, Codec, mix
 from ringfort.compression.compressor import Draft
 from ringfort.compression.encoded import SIZE, Head
@@ -40,6 +42,8 @@ MESSAGE_BYTES: Final = 512 * 1024
 """About how long a message is: so long that its fixed cost vanishes even on a fast wire."""
 MAX_SEGMENT: Final = 32 * CHUNK
 """Elements of a part that are under way at once: scratch of 4 MiB, whatever the array."""
+WORTH_A_THREAD: Final = MESSAGE_BYTES // 4
+"""Bytes of a message from which on the next one is encoded in a thread while this one is on the wire."""
 _ADD: Final = reduction.reducer(ReduceOp.SUM, reduction.element_type_named("float32"))
 
 
@@ -103,31 +107,47 @@ class Exchange:
         self, work: Array, out: Array, codec: ChunkCodec, head: Head, *, keep_error: bool, divisor: int
     ) -> None:
         """`reduce` among the ranks that exchange compressed data."""
-        rank, n, seed = self._peers.rank, self._peers.world_size, self.draft.seed
+        n, seed = self._peers.world_size, self.draft.seed
         parts = algorithms.split(work.size, n)
         longest = parts[0][1] - parts[0][0]
         segment = min(segment_of(codec), max(longest, 1))
+        turns = [
+            [(min(a + offset, b), min(a + offset + segment, b)) for a, b in parts]
+            for offset in range(0, max(longest, 1), segment)
+        ]
         total = np.empty(segment, np.float32)
-        rows = np.empty((n, SIZE + codec.nbytes(segment)), np.uint8)
-        for turn, offset in enumerate(range(0, max(longest, 1), segment)):
-            spans = [(min(a + offset, b), min(a + offset + segment, b)) for a, b in parts]
-            own = slice(*spans[rank])
-            added = total[: own.stop - own.start]
-            added[...] = work[own]
-            self._reduce(work, spans, added, codec, head, mix(seed, turn), keep_error=keep_error)
-            sizes = [SIZE + codec.nbytes(b - a) for a, b in spans]
-            mine = rows[rank, : sizes[rank]]
+        rows = np.empty((min(len(turns), 2), n, SIZE + codec.nbytes(segment)), np.uint8)
+
+        def encode_sum(turn: int) -> None:
+            start, stop = turns[turn][self._peers.rank]
+            added = total[: stop - start]
+            mine = rows[turn % 2, self._peers.rank, : SIZE + codec.nbytes(added.size)]
             here = head._replace(elements=added.size)
             self._encode(added, mine, codec, here, mix(seed, turn, n), keep_error=keep_error)
             if keep_error:
-                work[own] = added
-            self._round(rows, sizes)
-            for peer, (start, stop) in enumerate(spans):
-                message = rows[peer, : sizes[peer]]
-                _checked(message, head._replace(elements=stop - start), self._peers, peer)
-                self._decode(message, out[start:stop], codec)
+                work[start:stop] = added
+
+        def decode(turn: int) -> None:
+            for row, (start, stop) in zip(rows[turn % 2], turns[turn], strict=True):
+                self._decode(row[: SIZE + codec.nbytes(stop - start)], out[start:stop], codec)
                 if divisor != 1:
                     out[start:stop] /= np.float32(divisor)
+
+        def hand_round(turn: int) -> None:
+            aside.wait(encoded[turn])
+            self._round(rows[turn % 2], [SIZE + codec.nbytes(stop - start) for start, stop in turns[turn]])
+            for peer, (start, stop) in enumerate(turns[turn]):
+                _checked(rows[turn % 2, peer], head._replace(elements=stop - start), self._peers, peer)
+            aside.add(partial(decode, turn))
+
+        # The sums of a turn are sent after the parts of the next one: meanwhile they are encoded.
+        encoded: list[int] = []
+        with self._aside(segment, len(turns), codec) as aside:
+            for turn in self._reduce(aside, work, turns, total, codec, head, lambda turn: mix(seed, turn), keep_error):
+                encoded.append(aside.add(partial(encode_sum, turn)))
+                if turn:
+                    hand_round(turn - 1)
+            hand_round(len(turns) - 1)
 
     def reduce_part(self, out: Array, codec: ChunkCodec, divisor: int) -> None:
         """The draft has a part for each rank; `out` becomes the sum of this rank's parts, divided by `divisor`. With
@@ -137,8 +157,11 @@ class Exchange:
         size = draft.work.size // n
         spans = [(part * size, (part + 1) * size) for part in range(n)]
         own = slice(*spans[rank])
-        out[...] = draft.work[own]
-        self._reduce(draft.work, spans, out, codec, self._head(), draft.seed, keep_error=draft.keeps)
+        with self._aside(size, 1, codec) as aside:
+            for _ in self._reduce(
+                aside, draft.work, [spans], out, codec, self._head(), lambda _: draft.seed, draft.keeps
+            ):
+                pass
         if draft.keeps:
             draft.work[own] = 0
         if divisor != 1:
@@ -236,34 +259,70 @@ class Exchange:
 
     # --- messages -----------------------------------------------------------------------------------------------------
 
+    def _aside(self, elements: int, turns: int, codec: ChunkCodec) -> Aside:
+        """Return what encodes and decodes while messages are on the wire, if they are worth a thread: so many turns
+        with messages of so many elements."""
+        count = turns * (self._peers.world_size - 1)
+        return Aside(is_threaded=count > 1 and codec.nbytes(elements) >= WORTH_A_THREAD)
+
     def _reduce(
-        self, work: Array, spans: list[Span], added: Array, codec: ChunkCodec, head: Head, seed: int, keep_error: bool
-    ) -> None:
-        """Sends the elements of every other rank's span to it, and adds what all others send of this rank's."""
+        self,
+        aside: Aside,
+        work: Array,
+        turns: Sequence[list[Span]],
+        total: Array,
+        codec: ChunkCodec,
+        head: Head,
+        seed_of: Callable[[int], int],
+        keep_error: bool,
+    ) -> Iterator[int]:
+        """In each of `turns`, which are spans of `work` for all ranks, send the elements of every other rank's span to
+        it. Yield the turn when `aside` is about to have what all ranks have of this rank's span in `total`, and may
+        overwrite that after all that is added until the next turn."""
         rank, n = self._peers.rank, self._peers.world_size
-        most = max(b - a for a, b in spans)
-        outgoing, incoming = np.empty((2, SIZE + codec.nbytes(most)), np.uint8)
+        messages = [(turn, *pair) for turn in range(len(turns)) for pair in algorithms.exchange_order(rank, n)]
+        most = max(stop - start for start, stop in turns[0])
+        outgoing, incoming = np.empty((2, 2, SIZE + codec.nbytes(most)), np.uint8)
+
+        def encode(number: int) -> None:
+            turn, dst, _ = messages[number]
+            start, stop = turns[turn][dst]
+            message, here = outgoing[number % 2, : sizes[turn][dst]], head._replace(elements=stop - start)
+            self._encode(work[start:stop], message, codec, here, mix(seed_of(turn), dst), keep_error=keep_error)
+
+        def add(number: int) -> None:
+            turn = messages[number][0]
+            start, stop = turns[turn][rank]
+            added = total[: stop - start]
+            if number % (n - 1) == 0:
+                added[...] = work[start:stop]
+            self._decode(incoming[number % 2, : sizes[turn][rank]], added, codec, add=True)
+
+        sizes = [[SIZE + codec.nbytes(stop - start) for start, stop in spans] for spans in turns]
         found = {rank: head.nonfinite} if head.nonfinite else {}
         same = True
-        for dst, src in algorithms.exchange_order(rank, n):
-            start, stop = spans[dst]
-            message = outgoing[: SIZE + codec.nbytes(stop - start)]
-            arriving = incoming[: SIZE + codec.nbytes(added.size)]
-            here = head._replace(elements=stop - start)
-            self._encode(work[start:stop], message, codec, here, mix(seed, dst), keep_error=keep_error)
+        ready = aside.add(partial(encode, 0))
+        for number, (turn, dst, src) in enumerate(messages):
+            aside.wait(ready)
+            if number + 1 < len(messages):
+                ready = aside.add(partial(encode, number + 1))
+            message, arriving = outgoing[number % 2, : sizes[turn][dst]], incoming[number % 2, : sizes[turn][rank]]
             self._peers.exchange(message, dst, arriving, src, self.envelope)
             self.sent += message.size
-            there = _checked(arriving, head._replace(elements=added.size), self._peers, src)
+            start, stop = turns[turn][rank]
+            there = _checked(arriving, head._replace(elements=stop - start), self._peers, src)
             same = same and there.basis == head.basis
             if there.nonfinite:
                 found[src] = there.nonfinite
             elif not found and same:
-                self._decode(arriving, added, codec, add=True)
-        # All ranks hear of all others in each of these rounds, so all stop here, at the first.
-        if found:
-            raise NonFiniteError(self.draft.name, found)
-        if not same:
-            raise BasisError
+                aside.add(partial(add, number))
+            if (number + 1) % (n - 1) == 0:
+                # All ranks hear of all others in each turn, so all stop here, at the first.
+                if found:
+                    raise NonFiniteError(self.draft.name, found)
+                if not same:
+                    raise BasisError
+                yield turn
 
     def _gathered(self, work: Array, codec: Codec, head: Head) -> list[Array]:
         """`work` of every rank as `codec` encodes it, in the order of the ranks."""
