@@ -6,6 +6,8 @@
 {"do": "wait", "n": n, "timeout": s}    says {"waited": number} or {"failed": text}
 {"do": "establish"}     forms the ring over the epoch. Says {"rank": r, "of": n} or {"failed": text}
 {"do": "reduce", "size": n, "rounds": k}   all-reduces. Says {"sum": first element} or {"failed": text}
+{"do": "compress", "size": n, "rounds": k, "is_even": b}    all-reduces with int8, in equal shares or as the links are.
+                        Says {"compressed": checksum, "seconds": of each, "shares": ..., "rank": r}
 
 Every event of the cluster is a line {"event": its class, "text": ..., "at": seconds}, an epoch's with "number" and
 "peers". Times are of the machine's monotonic clock, which all processes share. Commands run one after the other.
@@ -21,12 +23,14 @@ import sys
 import threading
 import time
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 
 from ringfort.cluster.backend import AutoDiscoveryBackend
 from ringfort.cluster.core.events import ClusterEvent, EpochEnded, EpochStarted
 from ringfort.cluster.node import ClusterNode
+from ringfort.compression.uneven import Shares
 from ringfort.config import AutoDiscoveryConfig, DistributedConfig
 from ringfort.context import DistributedContext
 from ringfort.errors import DistributedError
@@ -97,6 +101,19 @@ class Worker:
             context.all_reduce(array)
             time.sleep(pause)
         say(sum=float(array[0]))
+
+    def compress(self, size: int, rounds: int, is_even: bool) -> None:
+        context = DistributedContext(self.backend)
+        if is_even:
+            context.group.part(Shares)
+        array = np.random.default_rng(context.rank).standard_normal(size, np.float32)
+        context.all_reduce(array.copy(), compression="int8")
+        context.barrier()
+        begun = time.perf_counter()
+        for _ in range(rounds):
+            total = context.all_reduce(array.copy(), compression="int8")
+        seconds = (time.perf_counter() - begun) / rounds
+        say(compressed=crc32(total), seconds=seconds, shares=context.group.part(Shares).weights, rank=context.rank)
 
     def busy(self, seconds: float) -> None:
         """Holds the interpreter lock, as a long call of a C library does."""

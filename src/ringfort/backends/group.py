@@ -100,6 +100,8 @@ class Group:
     """The order in which rings visit the ranks; that of their numbers where it is empty."""
     bandwidths: Mapping[int, float] = field(default_factory=dict[int, float])
     """Bytes per second between this rank and others, where they were measured before the group was formed."""
+    speeds_out: Mapping[int, float] = field(default_factory=dict[int, float])
+    """The same from this rank to others: home links send more slowly than they receive."""
     routes: Routes | None = None
     is_measured: bool = False
     """Whether AUTO measures the links before it first chooses. Not where time is virtual."""
@@ -172,6 +174,7 @@ class Group:
         sub.hosts = tuple(first.setdefault(self.hosts[member], rank) for rank, member in enumerate(chosen))
         sub.ring = ()
         sub.bandwidths = {r: self.bandwidths[member] for r, member in enumerate(chosen) if member in self.bandwidths}
+        sub.speeds_out = {r: self.speeds_out[member] for r, member in enumerate(chosen) if member in self.speeds_out}
         if self.routes is not None:
             places = {r: self.routes.hosts[member] for r, member in enumerate(chosen) if member in self.routes.hosts}
             sub.routes = self.routes._replace(hosts=places)

@@ -78,6 +78,13 @@ def _bandwidths(node: ClusterNode, epoch: Epoch) -> dict[int, float]:
     return {rank: link.bandwidth for rank, link in links.items() if link.bandwidth_out or link.bandwidth_in}
 
 
+def _speeds_out(node: ClusterNode, epoch: Epoch) -> dict[int, float]:
+    """Return the measured bytes per second from this member to others, by rank."""
+    topology, me = node.topology(), node.peer_id
+    links = {rank: topology.link(me, peer) for rank, peer in enumerate(epoch.holders) if peer != me}
+    return {rank: link.bandwidth_out for rank, link in links.items() if link.bandwidth_out}
+
+
 class AutoDiscoveryBackend(Backend):
     """A rank of the group that the machines of the cluster have agreed on.
 
@@ -253,6 +260,7 @@ class AutoDiscoveryBackend(Backend):
                 # Checked, because it comes from the leader: no collective could complete on a ring without a member.
                 ring=epoch.ring if sorted(epoch.ring) == list(range(len(epoch.holders))) else (),
                 bandwidths=_bandwidths(self.node, epoch),
+                speeds_out=_speeds_out(self.node, epoch),
                 is_measured=is_measured,
                 next_operation=_counted(self.node),
             )

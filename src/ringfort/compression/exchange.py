@@ -33,6 +33,7 @@ from ringfort.compression.compressor import Draft
 from ringfort.compression.encoded import SIZE, Head
 from ringfort.compression.hosts import hosts_of
 from ringfort.compression.strategy import CompressionStrategy, Method
+from ringfort.compression.uneven import shares_of
 from ringfort.errors import NonFiniteError
 from ringfort.telemetry.metrics import DistributedMetrics
 from ringfort.transport.messages import Envelope
@@ -108,8 +109,9 @@ class Exchange:
     ) -> None:
         """`reduce` among the ranks that exchange compressed data."""
         n, seed = self._peers.world_size, self.draft.seed
-        parts = algorithms.split(work.size, n)
-        longest = parts[0][1] - parts[0][0]
+        owned = shares_of(self._peers, self.envelope)
+        parts = owned.split(work.size, n)
+        longest = max(stop - start for start, stop in parts)
         segment = min(segment_of(codec), max(longest, 1))
         turns = [
             [(min(a + offset, b), min(a + offset + segment, b)) for a, b in parts]
@@ -135,7 +137,8 @@ class Exchange:
 
         def hand_round(turn: int) -> None:
             aside.wait(encoded[turn])
-            self._round(rows[turn % 2], [SIZE + codec.nbytes(stop - start) for start, stop in turns[turn]])
+            sizes = [SIZE + codec.nbytes(stop - start) for start, stop in turns[turn]]
+            self._round(rows[turn % 2], sizes, is_even=not owned.weights)
             for peer, (start, stop) in enumerate(turns[turn]):
                 _checked(rows[turn % 2, peer], head._replace(elements=stop - start), self._peers, peer)
             aside.add(partial(decode, turn))
@@ -339,9 +342,15 @@ class Exchange:
             raise NonFiniteError(draft.name, found)
         return [message[SIZE:] for message in messages]
 
-    def _round(self, rows: Array, sizes: list[int]) -> None:
-        """Each rank's row to every rank, round the ring."""
+    def _round(self, rows: Array, sizes: list[int], *, is_even: bool = True) -> None:
+        """Each rank's row to every rank: round the ring, or straight, so that none passes on the rows of others."""
         group = self._peers
+        if not is_even:
+            own = rows[group.rank, : sizes[group.rank]]
+            for dst, src in algorithms.exchange_order(group.rank, group.world_size):
+                group.exchange(own, dst, rows[src, : sizes[src]], src, self.envelope)
+                self.sent += own.size
+            return
         steps = algorithms.ring_all_gather(group.rank, group.world_size, group.ring)
         memory = PartMemory([row[:size] for row, size in zip(rows, sizes, strict=True)], (0, rows.shape[1]))
         run_ring(group, steps, memory, self.envelope)
