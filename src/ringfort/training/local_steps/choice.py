@@ -18,17 +18,18 @@ SHARE: Final = 0.1
 """The reduction of a round, for which the program waits, may take this share of the local steps."""
 HIDDEN_SHARE: Final = 0.5
 """The same where the program trains meanwhile: the rest is for what was measured wrongly."""
-FEWEST: Final = 5
-"""Local steps of a round: fewer gained nothing in our measurements."""
+FEWEST: Final = 6
+"""Local steps of a round: fewer gained nothing in our measurements. Halves and thirds of it are whole, so members of
+half the speed lose nothing to rounding: of 5 steps they would make 2."""
 MOST: Final = 100
 CODECS: Final = ("int8", "int4", "sparse")
 """From the most exact one to the smallest."""
 STAGES: Final = (
-    ("int8", 5),
-    ("int4", 5),
+    ("int8", FEWEST),
+    ("int4", FEWEST),
     ("int8", 10),
     ("int4", 10),
-    ("sparse", 5),
+    ("sparse", FEWEST),
     ("int8", 30),
     ("int4", 30),
     ("sparse", 30),

@@ -168,7 +168,7 @@ def costs(step: float, exact: float) -> Costs:
         (0.009, "none", 1),
         (0.02, "int8", FEWEST),
         (0.3, "int4", FEWEST),
-        (0.4, "int8", 10),
+        (0.4, "int4", FEWEST),
         (0.7, "int4", 10),
         (1.0, "sparse", FEWEST),
         (7.2, "sparse", 6),
