@@ -59,6 +59,35 @@ def churn(
         return {**end, "number": run.number, "weights": weights, "turns": turns}
 
 
+def passes(rank: int, world_size: int) -> Any:
+    """Two passes with fixed rounds in one `for`, and with planned ones in several. A pass is no whole number of rounds.
+    Return the samples of each `for`, the micro-batches that were announced, and the rounds."""
+    found = dict[str, Any]()
+    for sync, every, per in (("local", 3, "run"), ("auto", None, "pass")):
+        model = Net()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        options = settings(f"passes-{sync}", nodes=1, sync=sync, every=every) | {"batch": BATCH}
+        schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+        with elastic(model, optimizer, scheduler=schedule, scheduler_per="pass", **options) as run:
+            loader = run.loader(Rows(), microbatch=BATCH, epochs=2, per=per)
+            seen, epochs = list[int](), list[int]()
+            for _ in range(1 if per == "run" else 3):
+                seen.append(0)
+                for index, x, y in loader:
+                    seen[-1] += len(index)
+                    epochs.append(run.epoch)
+                    run.backward(((model(index, x) - y) ** 2).mean())
+                    run.step()
+            found[sync] = {
+                "seen": seen,
+                "length": len(loader),
+                "rounds": run.number,
+                "epochs": [epochs.count(number) for number in sorted(set(epochs))],
+                "rate": optimizer.param_groups[0]["lr"],
+            }
+    return found
+
+
 def shown(rank: int, world_size: int) -> Any:
     """Look at the global weights in the middle of a round, and make mistakes."""
     model, found = Net(), dict[str, Any]()

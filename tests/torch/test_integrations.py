@@ -131,6 +131,11 @@ def test_the_loop_of_accelerate_is_one_pass_per_for(accelerate: Forker) -> None:
     assert found["weights"] == pytest.approx(found["plain"], abs=2e-3)  # of bfloat16
 
 
+def test_with_local_steps_accelerate_has_the_same_passes(accelerate: Forker) -> None:
+    found = seen(accelerate, "accelerate_cases", "rounds")
+    assert found == {"samples": [90, 90, 0], "length": 12, "rounds": 2 * 3}  # of 5, 5 and 2 steps
+
+
 def test_with_steps_it_is_the_whole_run_and_losses_are_scaled_once(accelerate: Forker) -> None:
     found = seen(accelerate, "accelerate_cases", "steps")
     assert (found["samples"], found["again"], found["step"]) == (450, 0, 5)
@@ -187,6 +192,17 @@ def test_a_batch_of_lightning_is_a_step_of_the_run(lightning: Forker, tmp_path: 
     # The same program after the end of the run gets the final state, and trains nothing.
     assert (again["batches"], again["counted"], again["step"], again["epoch"]) == ([], {}, 6, 2)
     assert again["weights"] == first["weights"]
+
+
+def test_with_local_steps_lightning_counts_the_optimizer_steps_of_rounds(lightning: Forker, tmp_path: Path) -> None:
+    found = seen(lightning, "lightning_cases", "rounds", str(tmp_path))
+    local, auto = found["local"], found["auto"]
+    assert local["batches"] == [[0, 3, 4], [0, 7, 8], [0, 11, 12], [1, 3, 16], [1, 7, 20], [1, 11, 24]]
+    assert local["epochs"] == [[0, 12, 2], [1, 24, 4]]  # epoch, step, batches of the validation
+    assert (local["samples"], local["step"], local["estimate"], local["rate"]) == (180, 24, 24, 0.125)
+    assert local["logged"] == [4, 9, 14, 19]  # as without rounds, one by one
+    assert auto["batches"] == [[0, 4, 5], [0, 9, 10], [0, 11, 12], [1, 4, 17]]  # the last round goes beyond step 14
+    assert (auto["epochs"][0], auto["samples"], auto["estimate"]) == ([0, 12, 2], 90 + 40, 14)
 
 
 def test_lightning_scales_losses_once_and_clips_the_mean(lightning: Forker, tmp_path: Path) -> None:

@@ -98,6 +98,22 @@ def steps() -> dict[str, Any]:
     return {**seen, "step": loader.run.number, "weights": weights(model), "plain": expected}
 
 
+def rounds() -> dict[str, Any]:
+    """Passes with local steps: each micro-batch is an optimizer step, and the machines decide how many a round has."""
+    accelerator, seen = Accelerator(cpu=True), list[int]()
+    model, optimizer, loader = prepare(
+        accelerator, *parts()[:3], batch=MICRO, epochs=2, sync="auto", nodes=1, name="rounds"
+    )
+    for _ in range(3):  # one more than there are
+        seen.append(0)
+        for x, y in loader:
+            seen[-1] += len(x)
+            accelerator.backward(nn.functional.mse_loss(model(x), y))
+            optimizer.step()
+            optimizer.zero_grad()
+    return {"samples": seen, "length": len(loader), "rounds": loader.run.number}
+
+
 def refusals() -> dict[str, Any]:
     """The errors of `prepare`, and of what it replaces."""
     seen = {}

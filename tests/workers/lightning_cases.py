@@ -3,6 +3,7 @@ what was seen, as JSON."""
 
 from __future__ import annotations
 
+import csv
 import json
 import logging
 import sys
@@ -136,6 +137,31 @@ def whole(folder: Path) -> dict[str, Any]:
             "saved": sorted(path.name for path in (folder / turn).glob("*.ckpt")),
             "log": (folder / turn / "log" / "version_0" / "metrics.csv").read_text() if turn == "first" else "",
             "weights": weights(module),
+        }
+    return seen
+
+
+def rounds(folder: Path) -> dict[str, Any]:
+    """Passes with fixed rounds and without a `batch`; and planned rounds up to a step."""
+    seen: dict[str, Any] = {}
+    for name, sync, options in (
+        ("local", {"sync": "local", "every": 4}, {}),
+        ("auto", {"sync": "auto"}, {"max_steps": 14}),
+    ):
+        module, watch = Adder(), Watch()
+        strategy = ElasticStrategy(nodes=1, name=f"rounds {name}", **sync)
+        logger = CSVLogger(folder / name, name="log", version=0)
+        one = trainer(folder, (watch,), strategy=strategy, logger=logger, log_every_n_steps=5, **options)
+        one.fit(module, loader(), DataLoader(data(), batch_size=45))
+        rows = list(csv.DictReader((folder / name / "log" / "version_0" / "metrics.csv").open()))
+        seen[name] = {
+            "batches": watch.batches,
+            "epochs": watch.epochs,
+            "samples": module.seen["samples"],
+            "step": one.global_step,
+            "estimate": module.estimate,
+            "rate": one.optimizers[0].param_groups[0]["lr"],
+            "logged": [int(row["step"]) for row in rows if row["train_step"]],
         }
     return seen
 

@@ -46,13 +46,14 @@ class Loader:
         self.run = run
         self.dataset = loader.dataset
         self.batch_size = loader.batch_size
-        self._length = len(loader)
+        self._loader = loader
         self._batches = batches
         self._accelerator = accelerator
 
     def __len__(self) -> int:
-        """Return the micro-batches of one `for`, of all machines together: so many come if this machine is alone."""
-        return self._length
+        """Return the micro-batches of one `for`, of all machines together: so many come if this machine is alone.
+        Raise `TypeError` if nobody knows: with `steps=` and planned rounds."""
+        return len(self._loader)
 
     def __iter__(self) -> Iterator[Any]:
         send: Any = import_module("accelerate.utils").send_to_device
@@ -90,7 +91,8 @@ def prepare(
     there is one. `loader.run` is the run.
 
     `batch` is the number of samples per step of the whole run, and the `batch_size` of the loader that of a
-    micro-batch. The run takes `epochs` passes or `steps` steps. The other options are those of
+    micro-batch. The run takes `epochs` passes or `steps` steps; with local
+    steps a step is a round, and `batch` the `batch_size`. The other options are those of
     `ringfort.torch.elastic`.
 
     Raise `InvalidArgumentError` for an accelerator with several processes or with gradient accumulation, and for a
@@ -113,7 +115,7 @@ def prepare(
         **source.options,
     )
     # With steps= the whole run is as one pass.
-    batches = loader if steps is None else Passes(run, iter(loader), max(1, steps), steps)
+    batches = loader if steps is None else Passes(run, iter(loader), is_one=True)
     accelerator.backward = run.backward
     accelerator.clip_grad_norm_ = _Clipping(clip_norm)
     accelerator.clip_grad_value_ = _refuse_values

@@ -7,6 +7,10 @@
 In an elastic run, a batch of the `Trainer` is a step of the run: its counters, `max_steps`, loggers and callbacks count
 steps, which are the same on all members. `training_step` is called for each micro-batch of the step that this member
 computes.
+
+With local steps (`sync="local"` or `"auto"`) a batch of the `Trainer` is a round, and its counters count optimizer
+steps of `batch` samples, of all members together: they go on by the steps of a round at once, and what is done every so
+many steps is done where a round ends with such a step.
 """
 
 from __future__ import annotations
@@ -27,6 +31,7 @@ from ringfort.torch import BACKEND
 from ringfort.torch.names import torch
 from ringfort.torch.training.passes import Passes
 from ringfort.torch.training.run import TorchRun, elastic
+from ringfort.training.elastic.dealing import RunEnd
 
 require("lightning", "2.4")
 try:
@@ -74,8 +79,9 @@ class ElasticStrategy(SingleDeviceStrategy):
 
     `batch` is the number of samples per step of the whole run, and the `batch_size` of the training `DataLoader` that
     of a micro-batch. Without `batch`, the `batch_size` is that of a step, as on one machine, and a micro-batch is an
-    eighth of it. The other options are those of `ringfort.torch.elastic`, except for the scheduler, the scaler and
-    `clip_norm`, which come from the module and the `Trainer`.
+    eighth of it. With local steps both are one: each micro-batch is an optimizer step. The other options are those of
+    `ringfort.torch.elastic`, except for the scheduler, the scaler and `clip_norm`, which come from the module and the
+    `Trainer`.
     """
 
     strategy_name = "ringfort_elastic"
@@ -117,7 +123,8 @@ class ElasticStrategy(SingleDeviceStrategy):
         self._source = Source.of(dataloader)
         if self._batch is None:
             self._batch = self._source.microbatch
-            self._source = replace(self._source, microbatch=-(-self._batch // _PARTS))
+            if self._options.get("sync", "every_step") == "every_step":
+                self._source = replace(self._source, microbatch=-(-self._batch // _PARTS))
         return _Steps(self, self._source.steps(self._batch))
 
     def setup(self, trainer: Any) -> None:
@@ -160,17 +167,18 @@ class ElasticStrategy(SingleDeviceStrategy):
         """Join the run, and begin with its pass."""
         trainer, source = self._trainer, self._source
         assert source is not None
-        steps = source.steps(self._batch or source.microbatch)
+        steps = source.steps(self._step_size)
         limits = [limit for limit in (trainer.max_steps, trainer.max_epochs * steps) if limit >= 0]
         if not limits:
             raise InvalidArgumentError("max_epochs", -1, "must be limited: a run has a last step")
-        total = min(limits)
+        passes, rest = divmod(min(limits), steps)
+        end = RunEnd(cursor=passes * len(source.dataset) + rest * self._step_size)
         run = self._joined
-        batches = run.loader(source.dataset, microbatch=source.microbatch, steps=total, **source.options)
-        self._passes = Passes(run, iter(batches), steps, total)
+        batches = run.loader(source.dataset, microbatch=source.microbatch, steps=end, **source.options)
+        self._passes = Passes(run, iter(batches))
         self._take_signals()
         self._passes.look()
-        self._count(self._passes.number, 0)
+        self._count(0)
 
     def _take_signals(self) -> None:
         """Leave SIGTERM to the run, which answers it while it waits for others too, unless the program handles it."""
@@ -183,23 +191,37 @@ class ElasticStrategy(SingleDeviceStrategy):
         assert self._passes is not None
         number = self._passes.number
         for batch in self._passes:
-            self._count(self._passes.number, 1)
+            self._count(1)
             yield batch
-        if self._joined.number > number * self._trainer.fit_loop.max_batches:
-            self._count(number, 1)  # this member may have had no part in the last steps of the pass
+        self._count_rest(number)
         if self._passes.is_over:
             self._trainer.should_stop = True
 
-    def _count(self, number: int, begun: int) -> None:
+    def _count(self, begun: int) -> None:
         """Set the counters of the `Trainer` to those of the run, which goes on while a member is away. `begun` is 1
-        inside of pass `number` and at its end, and 0 before it."""
-        fit, step = self._trainer.fit_loop, self._joined.next_number - 1
-        place = step - number * fit.max_batches
+        inside of a pass, and 0 before it. Of the optimizer steps of a round, the `Trainer` sees the last one."""
+        span, size = self._joined.next_span, self._step_size
+        first = span.begin // size
+        self._set_counters(span.number, begun, first, -(-span.end // size) - 1 if begun else first)
+
+    def _count_rest(self, number: int) -> None:
+        """Set the counters at the end of pass `number`: this member may have had no part in its last steps."""
+        span = self._joined.next_span
+        place = self._trainer.fit_loop.max_batches if span.number > number else span.begin // self._step_size
+        if place:
+            self._set_counters(number, 1, place, place)
+
+    def _set_counters(self, number: int, begun: int, first: int, place: int) -> None:
+        fit = self._trainer.fit_loop
+        step = number * fit.max_batches + place
         _set(fit.epoch_progress.current, number + begun, number)
         _set(fit.epoch_loop.batch_progress.current, place, place)
         _set(fit.epoch_loop.batch_progress.total, step, step)
         _set(fit.epoch_loop.automatic_optimization.optim_progress.optimizer.step.total, step, step)
-        fit.epoch_loop._batches_that_stepped = step
+        # The Trainer logs after every so many steps: a round in which that is one of the steps is logged as that one.
+        every = self._trainer.log_every_n_steps or 1
+        logged = (step + 1) // every * every - 1
+        fit.epoch_loop._batches_that_stepped = logged if logged >= step - place + first else step
         fit._data_fetcher.fetched = place
         self._is_first = self._joined.is_first
         told: Any = rank_zero.rank_zero_only
@@ -272,6 +294,12 @@ class ElasticStrategy(SingleDeviceStrategy):
     def _joined(self) -> TorchRun:
         assert self.run is not None, "only while the Trainer fits"
         return self.run
+
+    @property
+    def _step_size(self) -> int:
+        """The samples of an optimizer step."""
+        assert self._batch is not None
+        return self._batch
 
     @property
     def _module(self) -> Any:

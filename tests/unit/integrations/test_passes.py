@@ -51,15 +51,19 @@ class Run:
         return was_left
 
     @property
-    def next_number(self) -> int:
-        return self.number + 1 if self._part is None else self._part
+    def epoch(self) -> int:
+        return (self.number if self._part is None else self._part - 1) // STEPS
+
+    @property
+    def is_finished(self) -> bool:
+        return self.number >= self.total
 
 
 @given(st.lists(st.integers(1, 4 * STEPS)).map(sorted), st.integers(0, STEPS))
 def test_each_micro_batch_is_given_once_and_a_pass_has_its_own_alone(parts: list[int], more: int) -> None:
     total = max(parts, default=0) + more
     run = Run(parts, total)
-    passes = Passes(run, run.batches(), STEPS, total)
+    passes = Passes(run, run.batches())
     seen, rounds = list[int](), list[set[int]]()
     while not passes.is_over:
         rounds.append(set())
@@ -76,7 +80,7 @@ def test_each_micro_batch_is_given_once_and_a_pass_has_its_own_alone(parts: list
 
 def test_a_machine_that_joins_begins_with_the_pass_of_the_run() -> None:
     run = Run([8, 8, 8, 9], 9)
-    passes = Passes(run, run.batches(), STEPS, 9)
+    passes = Passes(run, run.batches())
     assert passes.look()
     run.number = 0  # its speed is tried before it has the state
     assert passes.number == 2
@@ -89,7 +93,7 @@ def test_a_machine_that_joins_begins_with_the_pass_of_the_run() -> None:
 
 def test_the_end_of_a_pass_asks_for_nothing_but_the_end_of_the_run_does() -> None:
     run = Run([1, 2, 3, 4, 5, 6], 6)
-    passes = Passes(run, run.batches(), STEPS, 6)
+    passes = Passes(run, run.batches())
     for step in passes:
         run.compute(step, [step + 1])
     assert (run.asked_at, passes.is_over) == ([0, 1, 2], False)  # so a validation holds up nobody
@@ -101,7 +105,7 @@ def test_the_end_of_a_pass_asks_for_nothing_but_the_end_of_the_run_does() -> Non
 @pytest.mark.parametrize("is_computed", [False, True])
 def test_a_pass_that_was_left_is_continued_with_what_was_not_computed(is_computed: bool) -> None:
     run = Run([1, 2, 3, 4, 5, 6], 6)
-    passes = Passes(run, run.batches(), STEPS, 6)
+    passes = Passes(run, run.batches())
     seen = list[list[int]]()
     for _ in range(4):
         seen.append([])
@@ -118,7 +122,7 @@ def test_a_pass_that_was_left_is_continued_with_what_was_not_computed(is_compute
 
 def test_a_run_that_has_ended_has_no_passes() -> None:
     run = Run([], 6)
-    passes = Passes(run, run.batches(), STEPS, 6)
+    passes = Passes(run, run.batches())
     assert (passes.look(), passes.look(), passes.is_over, passes.number) == (False, False, True, 2)
     assert list(passes) == []
 

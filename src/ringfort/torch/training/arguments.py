@@ -9,7 +9,7 @@ from typing import Any, cast
 from ringfort.errors import InvalidArgumentError
 from ringfort.torch.names import torch
 from ringfort.torch.training.shards import is_sharded
-from ringfort.training.elastic.dealing import Data
+from ringfort.training.elastic.dealing import Data, RunEnd
 from ringfort.training.elastic.handle import whole_number
 from ringfort.training.elastic.local_sum import checked_count
 from ringfort.training.elastic.rounds import RoundSettings
@@ -33,18 +33,20 @@ class DataSettings:
         dataset: Any,
         microbatch: int,
         epochs: int | None,
-        steps: int | None,
+        steps: int | RunEnd | None,
         samples: int | None,
         *,
         is_stream: bool,
-    ) -> tuple[Data, int]:
-        """Return the data of a run, and the number of its last step."""
+    ) -> tuple[Data, RunEnd]:
+        """Return the data of a run, and where it ends. How many rounds a pass has may be decided while it goes on, so
+        the end of the last pass is a cursor."""
         if (epochs is None) == (steps is None):
             raise InvalidArgumentError("epochs", epochs, "pass either epochs= or steps=")
         if is_stream and samples is None:
             samples = _length_of(dataset)
         if is_stream and samples is None:
-            if steps is None:
+            is_planned = self._rounds is not None and self._rounds.is_planned
+            if steps is None or isinstance(steps, RunEnd) or is_planned:
                 raise InvalidArgumentError("samples", samples, "say how many samples a pass over the stream has")
             samples = max(1, whole_number("steps", steps)) * self._batch
         elif not is_stream:
@@ -66,14 +68,13 @@ class DataSettings:
             sync="" if self._rounds is None else str(self._rounds),
             is_planned=self._rounds is not None and self._rounds.is_planned,
         )
-        if steps is not None:
-            total = whole_number("steps", steps)
-        else:
-            total = whole_number("epochs", epochs) * -(-data.samples // data.batch)
-        if total < 0:
-            name, given = ("steps", steps) if epochs is None else ("epochs", epochs)
+        if isinstance(steps, RunEnd):
+            return data, steps
+        name, given = ("steps", steps) if epochs is None else ("epochs", epochs)
+        count = whole_number(name, given)
+        if count < 0:
             raise InvalidArgumentError(name, given, "must be a whole number of at least 0")
-        return data, total
+        return data, RunEnd(step=count) if epochs is None else RunEnd(cursor=count * data.samples)
 
 
 def is_read_as_stream(dataset: Any) -> bool:

@@ -10,10 +10,10 @@ class Counted(Protocol):
     """What is needed of a run."""
 
     @property
-    def number(self) -> int: ...
+    def epoch(self) -> int: ...
 
     @property
-    def next_number(self) -> int: ...
+    def is_finished(self) -> bool: ...
 
     def begin_again(self) -> bool: ...
 
@@ -26,12 +26,11 @@ class Passes:
     begins with the micro-batch that the program had not computed.
     """
 
-    def __init__(self, run: Counted, batches: Iterator[Any], steps: int, total: int) -> None:
-        """`steps` are those of one pass, and `total` those of the run."""
+    def __init__(self, run: Counted, batches: Iterator[Any], *, is_one: bool = False) -> None:
+        """With `is_one` the whole run is as one pass."""
         self._run = run
         self._batches = batches
-        self._steps = steps
-        self._total = total
+        self._is_one = is_one
         self._next: list[Any] = []
         """At most one."""
         self._given: list[Any] = []
@@ -42,7 +41,7 @@ class Passes:
     @property
     def number(self) -> int:
         """The pass of the next micro-batch, from 0."""
-        return (self._run.next_number - 1) // self._steps
+        return 0 if self._is_one else self._run.epoch
 
     def look(self) -> bool:
         """Wait for the next micro-batch, which stays. Return False if there is none."""
@@ -71,5 +70,5 @@ class Passes:
 
     def finish(self) -> None:
         """After the last step of the run, wait until those who still need something from this member have it."""
-        if self._run.number >= self._total:
+        if self._run.is_finished:
             self.look()

@@ -40,7 +40,7 @@ from ringfort.torch.training.shards import check_shards
 from ringfort.torch.training.share import Share
 from ringfort.torch.training.tensor_sum import TensorSum
 from ringfort.torch.training.update import OnStep, Update
-from ringfort.training.elastic.dealing import Data
+from ringfort.training.elastic.dealing import Data, RunEnd, Span
 from ringfort.training.elastic.handle import RunHandle, failure_of
 from ringfort.training.elastic.launched import with_launcher
 from ringfort.training.elastic.memory_needs import MemoryNeeds
@@ -81,6 +81,7 @@ class TorchRun(RunHandle):
         """The micro-batch that the program has, or gets next."""
         self._is_added = True
         self._data: Data | None = None
+        self._end: RunEnd | None = None
         self._loss = 0.0
         self.rounds: Rounds | None = None
 
@@ -92,7 +93,7 @@ class TorchRun(RunHandle):
         *,
         microbatch: int,
         epochs: int | None = None,
-        steps: int | None = None,
+        steps: int | RunEnd | None = None,
         samples: int | None = None,
         per: For = "run",
         num_workers: int = 0,
@@ -118,12 +119,15 @@ class TorchRun(RunHandle):
         A data set without indices is read by every member in the same order, and not shuffled. `samples` is then the
         number of samples of a pass, by default its length if it has one; without that, `steps` says when the run ends.
 
+        With local steps, a step is a round; `epochs` are passes all the same. How many micro-batches there are is then
+        unknown if the rounds are planned and `steps` is given, and `len` raises `TypeError`.
+
         Raises `InvalidArgumentError` for invalid arguments, and while the program iterates, if the cluster has a run of
         this name with other data or another model.
         """
         is_stream = is_read_as_stream(dataset)
-        data, total = self._settings.cut(dataset, microbatch, epochs, steps, samples, is_stream=is_stream)
-        self._check_first(total)
+        data, end = self._settings.cut(dataset, microbatch, epochs, steps, samples, is_stream=is_stream)
+        self._check_first()
         options = {
             "num_workers": num_workers,
             "collate_fn": collate_fn,
@@ -134,13 +138,13 @@ class TorchRun(RunHandle):
             "timeout": timeout,
         }
         batches = (StreamBatches if is_stream else IndexedBatches)(dataset, data, self._share, **options)
-        loader = RunLoader(self, self._batches(batches), dataset, data, total, per=per)
-        self._data = data
-        self._life = self._new_life(total, data)
+        loader = RunLoader(self, self._batches(batches), dataset, data, end, per=per)
+        self._data, self._end = data, end
+        self._life = self._new_life(end, data)
         return loader
 
-    def _new_life(self, total: int, data: Data) -> Iterator[tuple[Participant, Turn | Done]]:
-        return self._live(total, data, self._sums, lambda run, first: iter([(run, first)]))
+    def _new_life(self, end: RunEnd, data: Data) -> Iterator[tuple[Participant, Turn | Done]]:
+        return self._live(end, data, self._sums, lambda run, first: iter([(run, first)]))
 
     def _batches(self, batches: IndexedBatches | StreamBatches) -> Iterator[Any]:
         with closing(batches), closing(cast("Any", self._life)):
@@ -257,11 +261,26 @@ class TorchRun(RunHandle):
     def epoch(self) -> int:
         """The pass over the data set, from 0, that the current batch of `loader` is a part of; without a batch, that of
         the next step."""
+        return self.next_span.number
+
+    @property
+    def next_span(self) -> Span:
+        """What the step covers that the current batch of `loader` is a part of; without a batch, an empty place after
+        the last step."""
         if self._turn is not None:  # before it has the state, a machine that joins is at no step
-            return self._turn.compute.span.number
-        if self._participant is None or self._data is None:
-            return 0
-        return self._participant.replica.mark.cursor // self._data.samples
+            return self._turn.compute.span
+        number, begin = (0, 0) if self._data is None else divmod(self.cursor, self._data.samples)
+        return Span(number, begin, begin)
+
+    @property
+    def cursor(self) -> int:
+        """The samples of all sealed steps, each pass anew."""
+        return 0 if self._participant is None else self._participant.replica.mark.cursor
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether the last step of the run was sealed."""
+        return self._end is not None and self._end.is_reached(self.number, self.cursor)
 
     @property
     def loss(self) -> float:

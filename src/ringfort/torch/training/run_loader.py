@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from ringfort.errors import InvalidArgumentError
 from ringfort.torch.training.passes import Counted, Passes
-from ringfort.training.elastic.dealing import Data
+from ringfort.training.elastic.dealing import Data, RunEnd
 
 For = Literal["run", "pass"]
 """What one `for` over a loader is."""
@@ -21,22 +21,24 @@ class RunLoader:
     """
 
     def __init__(
-        self, run: Counted, batches: Iterator[Any], dataset: Any, data: Data, total: int, *, per: For = "run"
+        self, run: Counted, batches: Iterator[Any], dataset: Any, data: Data, end: RunEnd, *, per: For = "run"
     ) -> None:
-        """`total` is the last step of the run."""
+        """`end` is that of the run."""
         if per not in ("run", "pass"):
             raise InvalidArgumentError("per", per, "must be run or pass: what one for loop over the loader is")
         self.dataset = dataset
         self.batch_size = data.microbatch
         """Samples per micro-batch."""
         self._batches = batches
-        steps = -(-data.samples // data.batch)
-        self._passes = Passes(run, batches, steps, total) if per == "pass" else None
-        self._length = _parts(data, steps if per == "pass" else total)
+        self._passes = Passes(run, batches) if per == "pass" else None
+        self._length = _parts(data, RunEnd(cursor=data.samples) if per == "pass" else end)
         self._has_begun = False
 
     def __len__(self) -> int:
-        """Return the micro-batches of one `for`, of all machines together: so many come if this machine is alone."""
+        """Return the micro-batches of one `for`, of all machines together: so many come if this machine is alone.
+        Raise `TypeError` if nobody knows: the steps of the run are planned rounds."""
+        if self._length is None:
+            raise TypeError("a run of planned rounds that ends after a number of them has no length; pass epochs=")
         return self._length
 
     def __iter__(self) -> Iterator[Any]:
@@ -52,9 +54,11 @@ class RunLoader:
         yield from self._batches
 
 
-def _parts(data: Data, steps: int) -> int:
-    """Return the micro-batches of the first `steps` steps of a run."""
+def _parts(data: Data, end: RunEnd) -> int | None:
+    """Return the micro-batches of a run up to its end; None if that depends on its rounds."""
+    if end.step and data.is_planned:
+        return None
     per_pass = -(-data.samples // data.batch)
-    passes, rest = divmod(steps, per_pass)
+    passes, rest = divmod(end.step or data.steps_to(end.cursor), per_pass)
     full, last = -(-data.batch // data.microbatch), data.samples - (per_pass - 1) * data.batch
     return passes * ((per_pass - 1) * full - (-last // data.microbatch)) + rest * full

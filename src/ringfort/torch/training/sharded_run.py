@@ -29,7 +29,7 @@ from ringfort.torch.training.run import Parts, TorchRun
 from ringfort.torch.training.sharded_state import ShardedState
 from ringfort.torch.training.sharded_sum import ShardedSum
 from ringfort.torch.training.share import Share
-from ringfort.training.elastic.dealing import Data
+from ringfort.training.elastic.dealing import Data, RunEnd
 from ringfort.training.elastic.launched import tell_of_machine
 from ringfort.training.elastic.participant import Participant
 from ringfort.training.elastic.protocol import Result
@@ -68,15 +68,17 @@ class ShardedRun(TorchRun):
 
     # --- the loop -----------------------------------------------------------------------------------------------------
 
-    def _check_first(self, total: int) -> None:
-        super()._check_first(total)
+    def _check_first(self) -> None:
+        super()._check_first()
         if self._has_begun:
-            raise InvalidArgumentError("steps", total, "a run has one loop; make another with ringfort.torch.elastic()")
+            raise InvalidArgumentError(
+                "steps", "a second loop", "a run has one loop; make another with ringfort.torch.elastic()"
+            )
         self._has_begun = True
 
-    def _new_life(self, total: int, data: Data) -> Life:
+    def _new_life(self, end: RunEnd, data: Data) -> Life:
         if isinstance(self._link, Leader):
-            return self._lead(super()._new_life(total, data), self._link)
+            return self._lead(super()._new_life(end, data), self._link)
         return self._follow(data, self._link)
 
     def _lead(self, life: Life, link: Leader) -> Life:
@@ -162,9 +164,9 @@ class ShardedRun(TorchRun):
         return self._step
 
     @property
-    def epoch(self) -> int:
-        """The pass over the data set that the run is in, from 0."""
-        return 0 if self._data is None else self._cursor // self._data.samples
+    def cursor(self) -> int:
+        """The samples of all sealed steps."""
+        return self._cursor
 
     @property
     def members(self) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 from msgspec import Struct
@@ -94,6 +94,11 @@ class Data:
         begin = span.begin + index * self.microbatch
         return sample_order(self.seed, span.number, self.samples, begin, min(begin + self.microbatch, span.end))
 
+    def steps_to(self, cursor: int) -> int:
+        """Return the number of steps of `batch` samples up to a cursor. Planned rounds are fewer."""
+        passes, rest = divmod(cursor, self.samples)
+        return passes * -(-self.samples // self.batch) + -(-rest // self.batch)
+
     def size(self, span: Span, index: int) -> int:
         """Return the number of samples of one micro-batch."""
         return min(self.microbatch, span.end - span.begin - index * self.microbatch)
@@ -120,6 +125,18 @@ class Span(Struct, frozen=True):
         """The number of samples whose weight is 1: the largest power of two that is not more than `samples`. So scaling
         rounds nothing, and where `samples` is a power of two the sum of all gradients is their mean already."""
         return 1 << (self.samples.bit_length() - 1)
+
+
+class RunEnd(NamedTuple):
+    """Where a run ends: with the first step that has this number or a later one, and with which the run has used this
+    many samples, over all passes."""
+
+    step: int = 0
+    cursor: int = 0
+
+    def is_reached(self, step: int, cursor: int) -> bool:
+        """Return whether a run has ended whose last sealed step and cursor these are."""
+        return step >= self.step and cursor >= self.cursor
 
 
 def deal(missing: Sequence[int], speeds: Sequence[int]) -> list[tuple[int, ...]]:

@@ -169,7 +169,7 @@ class EpochDriver:
             run.divergence.compare_states(mark, epoch)
         now = time.monotonic()
         run.seating.applied(apply, epoch)
-        run.checkpoints.save(mark, epoch, me, run.state, is_last=mark.step >= run.total and not result.is_state)
+        run.checkpoints.save(mark, epoch, me, run.state, is_last=run.ends_with(mark) and not result.is_state)
         run.others.announce(now)
         run.check_others(epoch)
 

@@ -43,7 +43,7 @@ class Finish:
         """Take the final state from this machine's disk, if it is there and nobody needs it: otherwise the run would
         wait for members that have finished long ago. With other machines an epoch is founded, in which they get it."""
         run, saved = self._run, self._run.checkpoints.saved
-        if saved is None or saved.stamp.step < run.total or run.replica.mark.branch or run.members.seated:
+        if saved is None or not run.ends_with(saved.stamp.mark) or run.replica.mark.branch or run.members.seated:
             return  # where members are, they know better
         waited = time.monotonic() - self._begun_at
         if waited < _EXPECT or (waited < _LINGER and run.members.has_others()):

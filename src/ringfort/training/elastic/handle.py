@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from ringfort.cluster.shown_events import names_of
 from ringfort.errors import InvalidArgumentError
 from ringfort.telemetry.trace import own_trace
-from ringfort.training.elastic.dealing import Data
+from ringfort.training.elastic.dealing import Data, RunEnd
 from ringfort.training.elastic.journal import Journal
 from ringfort.training.elastic.leaving import Farewell, LeaveOnSignal
 from ringfort.training.elastic.local_sum import GradientSum
@@ -61,19 +61,19 @@ class RunHandle:
 
     # --- the loop -----------------------------------------------------------------------------------------------------
 
-    def _check_first(self, total: int) -> None:
+    def _check_first(self) -> None:
         """Raise `InvalidArgumentError` if the program has had its loop."""
         if self._participant is not None or self._is_closed:
-            raise InvalidArgumentError("steps", total, "a run has one loop; make another run for another one")
+            raise InvalidArgumentError("steps", "a second loop", "a run has one loop; make another run for another one")
 
     def _live(
         self,
-        total: int,
+        end: RunEnd,
         data: Data,
         local: GradientSum,
         each: Callable[[Participant, Turn | Done], Iterator[T]],
     ) -> Iterator[T]:
-        """Take part in the run up to step `total`. `each` is called with what the program has to do next, and yields
+        """Take part in the run up to its `end`. `each` is called with what the program has to do next, and yields
         what the program's loop gets."""
         why = _STOPPED
         Farewell.hurry()
@@ -81,7 +81,7 @@ class RunHandle:
         try:
             self._pid = os.getpid()
             options, state, journal = self._options, self.state, self._journal
-            self._participant = participant = Participant(options, state, local, data, total, journal)
+            self._participant = participant = Participant(options, state, local, data, end, journal)
             participant.is_leaving |= self._has_asked_to_leave
             participant.open()  # not before it can be closed: an interrupt may come at any moment
             while (first := participant.advance()) is not None:

@@ -24,7 +24,7 @@ from ringfort.cluster.core.peer_messages import Epoch
 from ringfort.cluster.core.proposer import TOO_FEW
 from ringfort.errors import AbortedError, ChannelClosedError, DistributedError, DivergedError, InvalidArgumentError
 from ringfort.training.elastic.absence import ASLEEP, SLOW, Absence
-from ringfort.training.elastic.dealing import Data
+from ringfort.training.elastic.dealing import Data, RunEnd
 from ringfort.training.elastic.digests import Known, has_changed
 from ringfort.training.elastic.divergence import Divergence
 from ringfort.training.elastic.donor import KEPT, Donor
@@ -67,10 +67,10 @@ class Participant:
     """This program's part in a run."""
 
     def __init__(
-        self, options: Options, state: StateTree, local: GradientSum, data: Data, total: int, journal: Journal
+        self, options: Options, state: StateTree, local: GradientSum, data: Data, end: RunEnd, journal: Journal
     ) -> None:
-        """Prepare it; `open` looks for the run. `total` is its last step."""
-        self.data, self.state, self.total, self.journal = data, state, total, journal
+        """Prepare it; `open` looks for the run, which goes on up to `end`."""
+        self.data, self.state, self.end, self.journal = data, state, end, journal
         self.local = local
         self.checkpoints = RunCheckpoints(options.checkpoint, options.every, options.keep, options.name, f"{data}")
         self.origin = Origin(state, self.checkpoints, journal.say)
@@ -93,7 +93,7 @@ class Participant:
         self.options = options
         manifest = state.manifest()
         self._note = note_of(options.name, data, options.nonfinite, manifest, socket.gethostname())
-        self.trace = RunTrace(options.name, total)
+        self.trace = RunTrace(options.name, end.step or (0 if data.is_planned else data.steps_to(end.cursor)))
         self.meter = SpeedMeter()
         self.driver = EpochDriver(self)
         self.seating = Seating(self)
@@ -206,7 +206,11 @@ class Participant:
     @property
     def is_finished(self) -> bool:
         """Whether the last step was applied."""
-        return self.replica.mark.step >= self.total
+        return self.ends_with(self.replica.mark)
+
+    def ends_with(self, mark: Mark) -> bool:
+        """Return whether the step that led to `mark` was the last one of the run."""
+        return self.end.is_reached(mark.step, mark.cursor)
 
     def linger(self) -> None:
         """Serve learners of a finished run, for a bounded time. The state must be that of the last step."""

@@ -20,7 +20,7 @@ from ringfort.config import AutoDiscoveryConfig, DistributedConfig
 from ringfort.errors import InvalidArgumentError
 from ringfort.training.elastic.array_rounds import RoundSource, RoundSum, RoundTree
 from ringfort.training.elastic.array_source import ArraySource
-from ringfort.training.elastic.dealing import Data
+from ringfort.training.elastic.dealing import Data, RunEnd
 from ringfort.training.elastic.handle import RunHandle, data_of, whole_number
 from ringfort.training.elastic.launched import with_launcher
 from ringfort.training.elastic.local_sum import LocalSum
@@ -70,11 +70,11 @@ class ElasticRun(RunHandle):
         if isinstance(state, RoundTree):
             data = _rounds_of(state.reduction.settings, samples, batch, batch_per_member, microbatch, seed)
             sums = RoundSum(state)
-            self._check_first(total)
-            return self._live(total, data, sums, lambda run, first: _step(RoundSource(run, state, sums), first))
+            self._check_first()
+            return self._live(RunEnd(total), data, sums, lambda run, first: _step(RoundSource(run, state, sums), first))
         data, local = data_of(samples, batch, batch_per_member, microbatch, seed), LocalSum()
-        self._check_first(total)
-        return self._live(total, data, local, lambda run, first: _step(ArraySource(run, local), first))
+        self._check_first()
+        return self._live(RunEnd(total), data, local, lambda run, first: _step(ArraySource(run, local), first))
 
     @contextmanager
     def global_weights(self) -> Generator[None]:

@@ -24,7 +24,7 @@ class RunTrace:
     """One run. For the program's thread, except `on_event` and `event`."""
 
     def __init__(self, name: str, total: int) -> None:
-        """`total` is the number of the last step."""
+        """`total` is the number of the last step; 0 if unknown."""
         self._name = name
         self._total = total
         self._shown = ShownEvents()

@@ -148,7 +148,7 @@ class StateCopy:
                 except StopIteration as done:
                     return done.value
                 is_new = not replica.mark.branch and not replica.covered  # one with a local sum must not add to it
-                has_steps = described.mark.step < run.total  # in a finished run it would be left inside a step
+                has_steps = not run.ends_with(described.mark)  # in a finished run it would be left inside a step
                 practice = Practice(was_slow=run.was_slow, is_measured=run.meter.speed > 0)
                 layout = described.layout
                 if is_new and has_steps and layout is not None and run.local.fits(layout):

@@ -9,7 +9,7 @@ import pytest
 
 from ringfort.errors import InvalidArgumentError
 from ringfort.torch.training.run_loader import RunLoader
-from ringfort.training.elastic.dealing import Data
+from ringfort.training.elastic.dealing import Data, RunEnd
 
 DATA = Data(samples=6, batch=2, microbatch=1)
 
@@ -22,8 +22,12 @@ class Run:
         self.is_open = False
 
     @property
-    def next_number(self) -> int:
-        return self.number + 1
+    def epoch(self) -> int:
+        return self.number // 3
+
+    @property
+    def is_finished(self) -> bool:
+        return self.number >= 6
 
     def begin_again(self) -> bool:
         return False
@@ -39,7 +43,7 @@ class Run:
 
 
 def loader(run: Run, **options: Any) -> RunLoader:
-    return RunLoader(run, run.batches(6), range(6), DATA, 6, **options)
+    return RunLoader(run, run.batches(6), range(6), DATA, RunEnd(6), **options)
 
 
 def test_one_for_is_the_whole_run_and_a_second_one_is_told_so() -> None:
@@ -67,3 +71,27 @@ def test_with_per_pass_a_break_leaves_nothing_and_the_next_for_goes_on() -> None
         if number == 1:
             break
     assert run.is_open
+
+
+@pytest.mark.parametrize(
+    ("data", "end", "length"),
+    [
+        (Data(1024, 32, 8), RunEnd(step=40), 160),
+        (Data(90, 32, 8), RunEnd(cursor=180), 24),
+        (Data(1000, 32 * 16, 32), RunEnd(cursor=3000), 96),  # rounds of 16 steps
+        (Data(1000, 32 * 16, 32), RunEnd(step=3), 48),
+        (Data(1000, 32, 32, is_planned=True), RunEnd(cursor=3000), 96),
+        (Data(1000, 32, 32, is_planned=True), RunEnd(step=3), None),
+    ],
+)
+def test_the_length_is_the_micro_batches_up_to_the_end_if_anybody_knows(
+    data: Data, end: RunEnd, length: int | None
+) -> None:
+    run = Run()
+    whole, one = RunLoader(run, iter(()), [], data, end), RunLoader(run, iter(()), [], data, end, per="pass")
+    assert len(one) == -(-data.samples // data.microbatch)
+    if length is not None:
+        assert len(whole) == length
+        return
+    with pytest.raises(TypeError, match="planned rounds"):
+        len(whole)

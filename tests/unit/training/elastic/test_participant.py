@@ -13,7 +13,7 @@ from ringfort.config import AutoDiscoveryConfig
 from ringfort.errors import InvalidArgumentError
 from ringfort.training.elastic import local_sum
 from ringfort.training.elastic.array_source import ArraySource
-from ringfort.training.elastic.dealing import Data
+from ringfort.training.elastic.dealing import Data, RunEnd
 from ringfort.training.elastic.exchange import SUMS, inspect
 from ringfort.training.elastic.journal import Journal
 from ringfort.training.elastic.local_sum import LocalSum
@@ -34,7 +34,7 @@ def run() -> Iterator[Participant]:
         config=AutoDiscoveryConfig(interfaces=["127.0.0.1"]), group=None,
     )  # fmt: skip
     state, journal = StateTree({"w": np.zeros(3)}), Journal(lambda *_: None)
-    participant = Participant(options, state, LocalSum(), DATA, 5, journal)
+    participant = Participant(options, state, LocalSum(), DATA, RunEnd(5), journal)
     yield participant
     participant.close("the test is over")
 
