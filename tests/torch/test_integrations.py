@@ -133,7 +133,7 @@ def test_the_loop_of_accelerate_is_one_pass_per_for(accelerate: Forker) -> None:
 
 def test_with_local_steps_accelerate_has_the_same_passes(accelerate: Forker) -> None:
     found = seen(accelerate, "accelerate_cases", "rounds")
-    assert found == {"samples": [90, 90, 0], "length": 12, "rounds": 2 * 3}  # of 5, 5 and 2 steps
+    assert found == {"samples": [90, 90, 0], "length": 12, "rounds": 2 * 2}  # of 6 steps
 
 
 def test_with_steps_it_is_the_whole_run_and_losses_are_scaled_once(accelerate: Forker) -> None:
@@ -201,8 +201,8 @@ def test_with_local_steps_lightning_counts_the_optimizer_steps_of_rounds(lightni
     assert local["epochs"] == [[0, 12, 2], [1, 24, 4]]  # epoch, step, batches of the validation
     assert (local["samples"], local["step"], local["estimate"], local["rate"]) == (180, 24, 24, 0.125)
     assert local["logged"] == [4, 9, 14, 19]  # as without rounds, one by one
-    assert auto["batches"] == [[0, 4, 5], [0, 9, 10], [0, 11, 12], [1, 4, 17]]  # the last round goes beyond step 14
-    assert (auto["epochs"][0], auto["samples"], auto["estimate"]) == ([0, 12, 2], 90 + 40, 14)
+    assert auto["batches"] == [[0, 5, 6], [0, 11, 12], [1, 5, 18]]  # the last round goes beyond step 14
+    assert (auto["epochs"][0], auto["samples"], auto["estimate"]) == ([0, 12, 2], 90 + 48, 14)
 
 
 def test_lightning_scales_losses_once_and_clips_the_mean(lightning: Forker, tmp_path: Path) -> None:
