@@ -13,7 +13,7 @@ from ringfort.telemetry.report import Report, Sums
 from ringfort.telemetry.view import LinkView, RunView
 
 
-@dataclass
+@dataclass(eq=False)
 class Rank:
     """How a made-up rank behaves."""
 
