@@ -43,9 +43,9 @@ def agents(
             at_once(*(agent.close for agent in made))
 
 
-def until(is_so: Callable[[], bool], what: str) -> None:
+def until(is_so: Callable[[], bool], what: str, patience: float = PATIENCE) -> None:
     """Waits until something that nobody tells has come to be."""
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + patience
     while not is_so():
         assert time.monotonic() < deadline, what
         time.sleep(0.001)

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 import re
+import struct
 import subprocess
 import sys
+import termios
+from contextlib import suppress
 from pathlib import Path
+
+import numpy as np
+import pytest
 
 from ringfort.dashboard.known import Reported
 from ringfort.dashboard.recording_file import Recorder
@@ -31,16 +39,32 @@ print(hashlib.sha256(ssl.PEM_cert_to_DER_cert(data)).hexdigest(), answer.status,
 """
 
 
-def started(host: Host, home: Path, *options: str) -> tuple[str, str]:
-    """Start it with a recording, and return what it says up to its link, and the rest up to `Ctrl-C ends`."""
+def recording_in(home: Path) -> Path:
     recording = home / "run.rec"
     if not recording.exists():
         recorder = Recorder(recording)
         recorder.write(Reported(Report(Header(7, 1e9, 0, 1, run="night"), 1e9, "a", "attic")), 1e9)
         recorder.close()
-    command = [sys.executable, "-m", "ringfort", "dash", str(recording), "--no-browser", *options]
-    variables = {"RINGFORT_HOME": str(home), "PYTHONUNBUFFERED": "1"}
-    process = host.start(*command, variables=variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    return recording
+
+
+def dash(recording: Path, *options: str) -> list[str]:
+    return [sys.executable, "-m", "ringfort", "dash", str(recording), "--no-browser", *options]
+
+
+def variables_of(home: Path) -> dict[str, str]:
+    return {"RINGFORT_HOME": str(home), "PYTHONUNBUFFERED": "1"}
+
+
+def started(host: Host, home: Path, *options: str) -> tuple[str, str]:
+    """Start it with a recording, and return what it says up to its link, and the rest up to `Ctrl-C ends`."""
+    process = host.start(
+        *dash(recording_in(home), *options),
+        variables=variables_of(home),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
     assert process.stdout is not None
     said = ""
     while "Ctrl-C ends" not in said:
@@ -74,3 +98,39 @@ def test_only_with_lan_another_machine_gets_in_and_sees_the_fingerprint_that_was
         assert cookie.strip().endswith("; Path=/; HttpOnly; SameSite=Strict; Secure")
         assert looked(there, address, port, secret)[1] == "403", "a link lets in once"
         assert (home / "dash-certificate.pem").stat().st_mode & 0o77 == 0
+
+
+def qr_code_in(said: str) -> str:
+    """Read the QR code that a terminal shows in half blocks, two rows of dots in a line."""
+    zxing = pytest.importorskip("zxingcpp", reason="needs zxing-cpp: pip install zxing-cpp")
+    halves = {" ": (0, 0), "\N{UPPER HALF BLOCK}": (1, 0), "\N{LOWER HALF BLOCK}": (0, 1), "\N{FULL BLOCK}": (1, 1)}
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", said)
+    lines = [line for line in plain.splitlines() if len(line) > 20 and set(line) <= set(halves)]
+    assert len({len(line) for line in lines}) == 1, plain
+    rows = [[halves[sign][half] for sign in line] for line in lines for half in range(2)]
+    dots = np.kron(np.array(rows, np.uint8) * 255, np.ones((4, 4), np.uint8))
+    [found] = zxing.read_barcodes(dots)
+    return found.text
+
+
+def test_the_qr_code_in_a_terminal_is_the_link(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    home.mkdir(mode=0o700)
+    with lan(2) as net:
+        here, there = net.hosts
+        ours, terminal = os.openpty()
+        fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 60, 100, 0, 0))
+        command = dash(recording_in(home), "--port", "7416", "--lan")
+        here.start(*command, variables=variables_of(home), stdin=terminal, stdout=terminal, stderr=terminal)
+        os.close(terminal)
+        said = ""
+        with suppress(OSError):  # it has ended
+            while "Ctrl-C ends" not in said:
+                said += os.read(ours, 4096).decode()
+        os.close(ours)
+        assert "Ctrl-C ends" in said, said
+        link = qr_code_in(said)
+        assert link in said
+        address, port, secret = re.fullmatch(r"https://([\d.]+):(\d+)/open#(\S+)", link).groups()
+        assert address == here.address()
+        assert looked(there, address, port, secret)[1] == "204", "what the camera of a phone reads lets it in"
