@@ -10,6 +10,8 @@ import json
 import os
 import sys
 import time
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -28,23 +30,27 @@ from tests.helpers.documents import blocks
 from tests.workers.elastic import DATA, fresh, gradient, update
 from tests.workers.launched import digest, say
 
+ARRAYS = ("numpy", "jax.numpy", "mlx.core")
 STORE = 10**8
 TOTAL = 250
 PATIENCE = 300.0
 SPREAD = ScalingConfig(num_workers=2, resources_per_worker={"CPU": 1}, placement_strategy="STRICT_SPREAD")
 
 
-def train(config: dict[str, str]) -> None:
-    """Join the group of the workers."""
-    import numpy as np
-
+def train(config: dict[str, Any]) -> None:
+    """Join the group of the workers, and average gradients of each library."""
     import ringfort
+    from ringfort.training import average_gradients
 
+    node = ray.get_runtime_context().get_node_id()
     with ringfort.init() as context:
-        total = context.all_reduce(np.full(1000, 2.0**context.rank))
-        node = ray.get_runtime_context().get_node_id()
-        said = [context.rank, context.world_size, float(total[0]), os.environ["LOCAL_RANK"], node]
-        Path(config["folder"], f"numpy{context.rank}").write_text(json.dumps(said))
+        for library in config["libraries"]:
+            array = import_module(library)
+            total = context.all_reduce(array.full((1000,), 2.0**context.rank))
+            means = average_gradients(context, {"w": array.full((10,), float(context.rank))})
+            said = [context.rank, context.world_size, float(total[0]), float(means["w"][0]), os.environ["LOCAL_RANK"]]
+            same = type(total) is type(means["w"]) is type(array.full((1,), 0.0))
+            Path(config["folder"], f"{library}{context.rank}").write_text(json.dumps([*said, same, node]))
 
 
 def train_torch(config: dict[str, str]) -> None:
@@ -127,11 +133,12 @@ def run_trainings(cluster: Cluster, second: Any, folder: Path) -> None:
     """Run all other cases."""
     told = {"folder": str(folder)}
     stored = RunConfig(storage_path=str(folder / "ray"))
+    libraries = [name for name in ARRAYS if find_spec(name.partition(".")[0]) is not None]
     DataParallelTrainer(
-        train, train_loop_config=told, backend_config=RingfortConfig(timeout=120), scaling_config=SPREAD,
-        run_config=stored,
+        train, train_loop_config=told | {"libraries": libraries}, backend_config=RingfortConfig(timeout=120),
+        scaling_config=SPREAD, run_config=stored,
     ).fit()  # fmt: skip
-    say(numpy=[json.loads((folder / f"numpy{rank}").read_text()) for rank in range(2)])
+    say(arrays={name: [json.loads((folder / f"{name}{rank}").read_text()) for rank in range(2)] for name in libraries})
     TorchTrainer(
         train_torch, train_loop_config=told, torch_config=TorchConfig(backend="ringfort"), scaling_config=SPREAD,
         run_config=stored,
