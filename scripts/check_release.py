@@ -13,7 +13,14 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 MARK = "FILL-IN"
-FILES = ("pyproject.toml", "SECURITY.md", "CODE_OF_CONDUCT.md", "CITATION.cff", ".github/ISSUE_TEMPLATE/config.yml")
+FILES = (
+    "pyproject.toml",
+    "CHANGELOG.md",
+    "SECURITY.md",
+    "CODE_OF_CONDUCT.md",
+    "CITATION.cff",
+    ".github/ISSUE_TEMPLATE/config.yml",
+)
 """Those with placeholders: an address, a contact or a date that nobody may invent."""
 
 
