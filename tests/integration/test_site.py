@@ -85,10 +85,12 @@ def test_the_main_pages_fit_the_screen(width: int, scheme: str, new_page: NewPag
         page.screenshot(path=_picture(f"site-{name.replace('/', '-')}-{width}-{scheme}"))
 
 
-def test_a_screen_reader_can_read_it(new_page: NewPage, served: str) -> None:
-    page = new_page()
-    page.goto(f"{served}getting-started.html")
-    assert [fault for fault in faults_by_axe(page) if fault.startswith("critical")] == []
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_everybody_can_read_the_main_pages(scheme: str, new_page: NewPage, served: str) -> None:
+    page = new_page(color_scheme=scheme)
+    for name in MAIN:
+        page.goto(f"{served}{name}.html")
+        assert [fault for fault in faults_by_axe(page) if fault.startswith(("serious", "critical"))] == [], name
 
 
 def _picture(name: str) -> Path:
