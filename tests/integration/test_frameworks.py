@@ -7,14 +7,16 @@ import os
 import re
 import subprocess
 import sys
+import time
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
+from ringfort.identity.namespace import NetworkNamespace
 from tests.cluster import test_documents
-from tests.helpers.namespaces import needs_namespaces
+from tests.helpers.namespaces import Host, lan, needs_namespaces
 from tests.integration.test_unchanged_scripts import LOSS, PATIENCE, SCRIPTS
 
 NEEDED = ("transformers", "accelerate", "lightning")
@@ -48,6 +50,73 @@ def test_a_trainer_whose_rank_is_killed_continues_with_the_same_losses(tmp_path:
     assert [int(step) for step, _ in plain] == list(range(1, 13))
     assert dict(killed) == dict(plain)  # also of the steps that were computed twice
     assert len(killed) > len(plain)
+
+
+def trained_on_two_disks(folder: Path, *orders: str) -> tuple[list[tuple[str, str]], str]:
+    """The losses of a Trainer with checkpoints on two hosts, each with a disk of its own, and all that was said. A host
+    that stops is killed, and comes back with its newest checkpoint but one, and the newest one damaged."""
+    (folder / "told").mkdir(parents=True)
+    for order in orders:
+        (folder / "told" / order).touch()
+    command = [sys.executable, "-m", "ringfort", "run", "--nodes", "2", "--max-restarts", "3", "--timeout", "120"]
+    command += ["--torch-backend", "ringfort", str(SCRIPTS / "hf_checkpoints.py"), str(folder / "told")]
+    key = NetworkNamespace.generate().join_code()
+    with lan(2, machine_ids=True) as net:
+
+        def start(host: Host) -> None:
+            with (folder / f"said-{host.number}").open("a") as said:
+                variables = {
+                    "RINGFORT_KEY": key,
+                    "RINGFORT_HOME": str(folder / f"home-{host.number}"),
+                    "DISK": str(folder / f"disk-{host.number}"),
+                    "HF_HUB_OFFLINE": "1",
+                    "OMP_NUM_THREADS": "1",
+                }
+                host.start(*command, variables=variables, stdout=said, stderr=subprocess.STDOUT)
+
+        for host in net.hosts:
+            start(host)
+        stopped, deadline = folder / "told" / "stopped", time.monotonic() + PATIENCE
+        while any(host.running[-1].poll() is None for host in net.hosts):
+            assert time.monotonic() < deadline, said_by_all(folder)
+            if stopped.exists():
+                disk = Path(stopped.read_text())
+                host = net.hosts[int(disk.name.removeprefix("disk-"))]
+                stopped.unlink()
+                host.running[-1].kill()
+                host.running[-1].wait()
+                assert {path.name for path in disk.iterdir()} == {"checkpoint-3", "checkpoint-6"}
+                with (disk / "checkpoint-6" / "optimizer.pt").open("r+b") as file:
+                    file.seek(-100, os.SEEK_END)
+                    file.write(b"damaged")
+                start(host)
+            time.sleep(0.1)
+        said = said_by_all(folder)
+        assert [host.running[-1].returncode for host in net.hosts] == [0, 0], said
+    return LOSS.findall(said), said
+
+
+def said_by_all(folder: Path) -> str:
+    return "".join(path.read_text() for path in sorted(folder.glob("said-*")))
+
+
+@needs_namespaces
+def test_a_trainer_continues_from_the_newest_checkpoint_that_any_machine_has(tmp_path: Path) -> None:
+    plain, said = trained_on_two_disks(tmp_path / "plain")
+    assert [int(step) for step, _ in plain] == list(range(1, 13))
+    assert "Continuing after" not in said
+    lost, said = trained_on_two_disks(tmp_path / "lost", "kill-5", "stop-8")
+    assert "it was killed by SIGKILL" in said
+    assert re.findall(r"Continuing after step (\d+); its checkpoint was at rank (.*)", said) == [("3", "0"), ("6", "1")]
+    assert re.search(r"checkpoint-6: optimizer\.pt is damaged or missing", said)
+    assert dict(lost) == dict(plain)  # also of the steps that were computed twice
+    assert sorted(lost) != sorted(plain)
+    for number in (0, 1):
+        disk = tmp_path / "lost" / f"disk-{number}"
+        assert {path.name for path in disk.iterdir()} == {"checkpoint-9", "checkpoint-12"}
+        assert {"rng_state_0.pth", "rng_state_1.pth", "ringfort.json"} < {
+            path.name for path in (disk / "checkpoint-12").iterdir()
+        }
 
 
 def test_those_who_watch_see_what_the_trainer_logs(tmp_path: Path) -> None:

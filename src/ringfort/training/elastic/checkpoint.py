@@ -26,7 +26,7 @@ from typing import Annotated, Final, NamedTuple
 import msgspec
 import numpy as np
 
-from ringfort.errors import CheckpointError, InvalidArgumentError
+from ringfort.errors import CheckpointError, DistributedError, InvalidArgumentError
 from ringfort.training.elastic.protocol import Mark
 from ringfort.training.elastic.state_tree import BLOCK, HASH, Image, Manifest, hashed
 
@@ -103,7 +103,7 @@ class Saved:
 
     def _read(self, memory: Callable[[int], memoryview]) -> None:
         damaged = list[int]()
-        with _translated(self.path), self.path.open("rb") as file:
+        with translated(self.path), self.path.open("rb") as file:
             file.seek(self.nbytes - self.manifest.nbytes)
             for index, expected in enumerate(self.manifest.hashes):
                 block = memory(index)
@@ -151,7 +151,7 @@ class CheckpointFolder:
         if not _NAME.fullmatch(path.name):
             raise InvalidArgumentError("writer", writer, "must be lower-case letters and digits")
         temporary = path.with_suffix(".new")
-        with _translated(path):
+        with translated(path):
             self.folder.mkdir(parents=True, exist_ok=True)
             for left in self._files(".new"):  # of a process that was killed while it wrote
                 if left.writer == writer:
@@ -180,7 +180,7 @@ class CheckpointFolder:
 
     def saved(self) -> Iterator[Saved | CheckpointError]:
         """Yield every checkpoint, newest first; for a file that cannot be used, the reason. Only heads are read."""
-        with _translated(self.folder):
+        with translated(self.folder):
             files = self._files()
         for file in files:
             try:
@@ -212,7 +212,7 @@ class CheckpointFolder:
         """Make the folder. Raise `InvalidArgumentError` if no checkpoint could ever be written there; a disk that is
         full or broken may be repaired while the run goes on."""
         try:
-            with _translated(self.folder):
+            with translated(self.folder):
                 self.folder.mkdir(parents=True, exist_ok=True)
                 if not os.access(self.folder, os.R_OK | os.W_OK | os.X_OK):
                     raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
@@ -243,7 +243,7 @@ def _is_of(path: Path, stamp: Stamp, manifest: Manifest) -> bool:
 
 def open_checkpoint(path: Path) -> Saved:
     """Read the head of a checkpoint. Raise `CheckpointError` if it is damaged, cut short or of a newer version."""
-    with _translated(path), path.open("rb") as file:
+    with translated(path), path.open("rb") as file:
         status = os.fstat(file.fileno())
         start = file.read(_START.size)
         if len(start) != _START.size or not start.startswith(_MAGIC):
@@ -285,11 +285,11 @@ def sync_folder(folder: Path) -> None:
 
 
 @contextmanager
-def _translated(path: Path) -> Generator[None]:
+def translated(path: Path) -> Generator[None]:
     """Raise `OSError` as `CheckpointError`, with what to do where that is known."""
     try:
         yield
-    except CheckpointError:
+    except DistributedError:  # ours already: a `CheckpointError`, or a lost peer's, which is a ConnectionError too
         raise
     except OSError as exc:
         why = exc.strerror or str(exc)
