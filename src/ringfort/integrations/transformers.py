@@ -57,9 +57,13 @@ class RingfortCallback(TrainerCallback):
     """
 
     def __init__(self, keep: int | None = None) -> None:
-        """Raise `InvalidArgumentError` unless `keep` is a whole number of at least 1."""
-        if keep is not None and (type(keep) is not int or keep < 1):
-            raise InvalidArgumentError("keep", keep, "must be a whole number of at least 1")
+        """Raise `InvalidArgumentError` unless `keep` is a whole number of at least 1, and `BackendUnavailableError` for
+        a Trainer that cannot continue."""
+        if keep is not None:
+            if type(keep) is not int or keep < 1:
+                raise InvalidArgumentError("keep", keep, "must be a whole number of at least 1")
+            # Earlier ones load an optimizer's state to `cpu:0` if several ranks have CPUs, and torch refuses that.
+            require("transformers", "5.18")
         self._keep = keep
         self._run: float | None = None
         """When the run began, of which the checkpoints are."""
