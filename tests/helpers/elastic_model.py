@@ -8,7 +8,7 @@ results is found out. One host may damage its copies of results. `History(seed).
 
 from __future__ import annotations
 
-from collections.abc import Container, Generator
+from collections.abc import Callable, Container, Generator
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any
@@ -45,6 +45,7 @@ from tests.helpers.elastic_numbers import (
     expected,
     part_sum,
     run_state,
+    some_hosts,
     void_after,
     whole,
 )
@@ -91,13 +92,13 @@ class History:
 
     data = DATA
 
-    def __init__(self, seed: int, *, events: int = 900) -> None:
+    def __init__(self, seed: int, *, events: int = 900, hosts: Callable[[Random], int] = some_hosts) -> None:
         self.random = Random(seed)
         self.seed = seed
         self.events = events
         self.trace: list[str] = []
         self.peers: dict[str, Peer] = {}
-        self.hosts = self.random.randint(2, 5)
+        self.hosts = hosts(self.random)
         self.disks: dict[int, Saved] = {}
         """The latest checkpoint of each host."""
         self.departed: dict[str, Votes] = {}
@@ -140,9 +141,10 @@ class History:
 
     def run(self) -> str | None:
         """Live the history. Return what went wrong."""
+        more = max(25, self.hosts**2) / 25  # each exchange of values is a message from everybody to everybody
         try:
             self.begin()
-            for _ in range(self.events):
+            for _ in range(int(more * self.events)):
                 self.event()
             self.cuts.clear()
             self.delivery, self.patience, self.staleness, self.cruelty = 0.65, 0.03, 0.0, 0.0
@@ -151,7 +153,7 @@ class History:
                 if not any(p.alive and p.host == host for p in self.peers.values()):
                     self.start(host)
             before = set(self.sealed)
-            for _ in range(6000):
+            for _ in range(int(more * 6000)):
                 self.event(faults=False)
                 if self.is_healed(before) or not self.living():  # the last two differed, and both left
                     return None

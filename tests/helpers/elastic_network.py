@@ -17,7 +17,7 @@ from ringfort.config import AutoDiscoveryConfig
 from ringfort.testing.network import SimulatedNetwork, SimulatedPeer
 from ringfort.training.elastic.protocol import Mark, Result
 from tests.helpers.elastic_faults import Faults
-from tests.helpers.elastic_numbers import DAMAGE, DATA, SCALED, Saved, Total, Wrong, expected
+from tests.helpers.elastic_numbers import DAMAGE, DATA, SCALED, Saved, Total, Wrong, expected, some_hosts
 from tests.helpers.elastic_program import Program
 
 HEALING: Final = 15.0
@@ -171,7 +171,7 @@ class History:
         """`scaled`: the samples of a step grow with the members."""
         self.seed = seed
         self.random = Random(seed)
-        self.hosts = self.random.randint(2, 6) + witnesses
+        self.hosts = some_hosts(self.random) + witnesses
         self.duration = duration
         fewest = self.random.choice([1, 1, 1, 2])
         self.world = World(seed, self.hosts, witnesses=witnesses, fewest=fewest, traced=traced)

@@ -4,6 +4,7 @@ known, and results that say in which epoch they were reduced."""
 from __future__ import annotations
 
 from functools import cache
+from random import Random
 from typing import Any, NamedTuple
 from zlib import crc32
 
@@ -20,6 +21,16 @@ SCALED = Data(samples=50, batch=5, microbatch=3, seed=7, is_per_member=True)
 steps of other sizes do not fit together."""
 DAMAGE = 10**30
 """What a damaged copy has too much: states have less, so what a state would be without it is known."""
+
+
+def some_hosts(random: Random) -> int:
+    """Return how many hosts a history has: 2 to 9. What goes wrong mostly needs few, and many take long."""
+    return random.choices(range(2, 10), [20, 20, 20, 20, 8, 5, 4, 3])[0]
+
+
+def few_hosts(random: Random) -> int:
+    """Return how many hosts a history about one danger has: that needs few, and with many comes more rarely."""
+    return random.randint(2, 5)
 
 
 class Total(NamedTuple):

@@ -628,6 +628,7 @@ def test_marks_are_equal_only_after_equal_results() -> None:
         ("scaled", range(40)),
         ("network", range(4)),
         ("scaled network", range(4)),
+        ("witnessed network", range(4)),
     ],
 )
 def test_no_random_history_breaks_a_promise(kind: Kind, seeds: range) -> None:
