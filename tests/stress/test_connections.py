@@ -36,6 +36,19 @@ def test_every_check_holds_over_channels(group: str, check: Check, monkeypatch: 
     check.run(GROUPS[group])
 
 
+@pytest.mark.parametrize("check", ALL_CHECKS.values(), ids=ALL_CHECKS)
+@pytest.mark.parametrize("group", ["tcp", "sub of tcp"])
+def test_every_check_holds_over_channels_between_hosts(
+    group: str, check: Check, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two ranks on each host, and the last one alone if their number is odd."""
+    use_channels(monkeypatch)
+    monkeypatch.setattr(
+        "ringfort.backends.group.hosts_of", lambda machines: tuple(rank // 2 * 2 for rank in range(len(machines)))
+    )
+    check.run(GROUPS[group])
+
+
 @pytest.mark.parametrize("connections", [1, 3, "auto"])
 def test_killed_ranks_are_each_named_within_a_second(connections: Any) -> None:
     seconds = sorted(kill_one(turn % 4, 64 * MIB, shared_memory="off", connections=connections) for turn in range(12))
