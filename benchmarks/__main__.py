@@ -55,8 +55,9 @@ def main() -> None:
     if not NAME.fullmatch(given.machine):
         parser.error(f"--machine: {given.machine!r} must be of small letters, digits and hyphens")
     folder = given.results / given.machine
-    folder.mkdir(parents=True, exist_ok=True)
+    given.results.mkdir(parents=True, exist_ok=True)
     if not given.page_only:
+        folder.mkdir(exist_ok=True)
         measure([section for section in SECTIONS if section.name in wanted], folder, quick=given.quick)
     print(f"wrote {write_page(given.results, given.docs)}")
 
