@@ -13,6 +13,7 @@ import torch.distributed as dist
 import torch.distributed.fsdp
 
 import ringfort
+import ringfort.torch
 from ringfort.torch import gpu_all_reduce, gpu_broadcast, shard
 from tests.torch.scenarios import group, raised
 from tests.torch.sharding_scenarios import model, whole
@@ -123,6 +124,34 @@ def by_futures(rank: int, world_size: int) -> None:
             future = dist.all_reduce(x, async_op=True).get_future().then(lambda done: done.value()[0] / world_size)
             seen.append((turn, future.wait().unique()))
         assert all(value.tolist() == [turn + 0.5] for turn, value in seen), seen
+
+
+def compressed(rank: int, world_size: int, device: str) -> tuple[list[float], list[float]]:
+    """Losses of training on `device` with compressed gradients, and then in rounds of local steps."""
+    with group(rank, world_size):
+        torch.manual_seed(0)
+        layers = [torch.nn.Linear(32, 600), torch.nn.Tanh(), torch.nn.Linear(600, 8)]
+        model = torch.nn.Sequential(*layers).to(device)
+        wrapped = torch.nn.parallel.DistributedDataParallel(model, bucket_cap_mb=0.01)
+        wrapped.register_comm_hook(None, ringfort.torch.compress_hook("int8"))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+        def train(one: torch.nn.Module, steps: int) -> list[float]:
+            losses = []
+            for step in range(steps):
+                x = torch.randn(16, 32, generator=torch.Generator().manual_seed(100 * step + rank)).to(device)
+                optimizer.zero_grad()
+                loss = one(x).pow(2).mean()
+                loss.backward()
+                optimizer.step()
+                losses.append(loss.item())
+            return losses
+
+        first = train(wrapped, 10)
+        local = ringfort.torch.local_steps(model, optimizer, samples=16, every=3, codec="int8", pace="steps")
+        second = train(model, 9)
+        local.end_round()
+        return first, second + [one.detach().double().sum().item() for one in model.parameters()]
 
 
 def held_up(rank: int, world_size: int) -> list[float]:

@@ -42,6 +42,14 @@ def test_a_call_returns_at_once_and_its_wait_when_the_others_have_come(zygote: Z
     assert waited > 0.7
 
 
+def test_compressed_gradients_and_local_steps_are_what_they_are_on_the_cpu(zygote: Zygote) -> None:
+    here = zygote.run("gpu.scenarios.compressed", 2, "cuda", patience=PATIENCE)
+    assert here[0][1][9:] == here[1][1][9:], "the ranks' weights differ"
+    for found, expected in zip(here, zygote.run("gpu.scenarios.compressed", 2, "cpu", patience=PATIENCE), strict=True):
+        for one, other in zip(found, expected, strict=True):
+            assert one == pytest.approx(other, rel=0.03, abs=0.02)  # stochastic rounding may fall the other way
+
+
 def test_groups_take_turns_with_the_results_of_each_other(zygote: Zygote) -> None:
     zygote.run("gpu.scenarios.two_groups", 2, patience=PATIENCE)
 

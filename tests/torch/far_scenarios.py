@@ -10,6 +10,8 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 import ringfort
+import ringfort.torch
+from ringfort.torch.compression import _ReduceScatter
 from ringfort.torch.training import run as run_module
 from tests.torch import far_device, scenarios
 from tests.torch.elastic_scenarios import DATA, Net, Rows, settings
@@ -112,6 +114,50 @@ def errors(rank: int, world_size: int) -> list[str]:
             found.append(str(error))
         pg.abort()
         return found
+
+
+def compressed(rank: int, world_size: int, kinds: list[str], fragments: int) -> Any:
+    """Learn with the hook that compresses, scatter a tensor, and learn in rounds of local steps; rank r has all on
+    `kinds[r]`. Return the losses, elements of the parts, weights in a round and in the end, and what the device
+    complains of."""
+    far_device.slow = 0.0002
+    device = kinds[rank]
+
+    def train(model: torch.nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> None:
+        for _ in range(steps):
+            optimizer.zero_grad()
+            loss = model(torch.randn(16, 32, device="cpu").to(device)).pow(2).mean()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+
+    with group(rank, world_size) as pg:
+        losses: list[float] = []
+        torch.manual_seed(0)
+        module = torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.ReLU(), torch.nn.Linear(64, 8)).to(device)
+        model = DistributedDataParallel(module, bucket_cap_mb=0.01)
+        hook = ringfort.torch.compress_hook("int8")
+        model.register_comm_hook(None, hook)
+        optimizer = torch.optim.SGD(module.parameters(), lr=0.1)
+        torch.manual_seed(rank)
+        train(model, optimizer, 3)
+        part, inputs = torch.zeros(500, device=device), torch.ones(500 * world_size, device=device) * (rank + 1)
+        scatter = _ReduceScatter(hook.compressor, "part")
+        work = scatter(part, inputs, pg, dist.ReduceOp.SUM, async_op=True)
+        assert work is not None
+        work.wait()
+        parts = [part.cpu()[0].item()]
+        assert scatter(part, inputs, pg, dist.ReduceOp.AVG) is None
+        parts.append(part.cpu()[0].item())
+        local = ringfort.torch.local_steps(
+            module, optimizer, samples=16, every=3, codec="int8", pace="steps", fragments=fragments
+        )
+        train(module, optimizer, 5)
+        with local.global_weights():
+            evaluated = [one.detach().cpu().flatten()[0].item() for one in module.parameters()]
+        local.end_round()
+        weights = [one.detach().cpu().tolist() for one in module.parameters()]
+        return losses, parts, evaluated, weights, far_device.collisions
 
 
 def elastic(rank: int, world_size: int, kinds: list[str]) -> Any:

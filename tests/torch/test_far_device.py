@@ -50,6 +50,18 @@ def test_ddp_learns_what_it_learns_in_host_memory(zygote: Zygote) -> None:
     assert found[0][2]
 
 
+@pytest.mark.parametrize("fragments", [pytest.param(1, marks=pytest.mark.stress), 2])
+def test_compressed_gradients_and_local_steps_are_what_they_are_in_host_memory(zygote: Zygote, fragments: int) -> None:
+    plain = zygote.run("torch.far_scenarios.compressed", 2, ["cpu", "cpu"], fragments, **FAR)
+    found = zygote.run("torch.far_scenarios.compressed", 2, ["far", "cpu"], fragments, **FAR)
+    assert found[0][3] == found[1][3], "the ranks' weights differ"
+    for (losses, parts, evaluated, _, collisions), (expected, _, weights, _, _) in zip(found, plain, strict=True):
+        assert losses == pytest.approx(expected, rel=1e-5)
+        assert parts == pytest.approx([3.0, 1.5], rel=0.01)
+        assert evaluated == pytest.approx(weights, rel=1e-4)
+        assert collisions == []
+
+
 @pytest.mark.stress
 def test_an_elastic_run_learns_what_it_learns_in_host_memory(zygote: Zygote) -> None:
     ((losses, weights, counted, _),) = zygote.run("torch.far_scenarios.elastic", 1, ["cpu"], **FAR)

@@ -24,16 +24,22 @@ from ringfort import (
     DistributedConfig,
     DistributedContext,
     DistributedError,
+    GradientCompressor,
     InvalidArgumentError,
     OperationTimeoutError,
     PeerLostError,
+    ReduceOp,
     SimulatedBackend,
+    UnsupportedArrayError,
 )
 from ringfort.telemetry.trace import own_trace
 from ringfort.testing.ranks import results, run_ranks
 from ringfort.torch import staging
+from ringfort.torch.compression import _all_reduce, _reduce_scatter
 from ringfort.torch.cuda import CudaEngine
+from ringfort.torch.operations import Call
 from ringfort.torch.process_group import RingfortProcessGroup
+from ringfort.torch.staged_view import staged_view
 from ringfort.torch.work import RingfortWork
 from tests.torch.pretend import PretendDevice
 
@@ -177,6 +183,39 @@ def test_parts_of_any_sizes_are_exchanged() -> None:
 
     with ranks(3) as group:
         on_all(group, program)
+
+
+def test_compressed_collectives_get_whole_tensors_and_give_the_bits_of_the_cpu() -> None:
+    tensors = [("a", (2000,)), ("b", (30, 100))]
+
+    def program(me: Rank) -> None:
+        context, engine = me.group.context, me.group.engines["cpu"]
+        here, there = GradientCompressor("int8"), GradientCompressor("int8")
+        for step in range(2):  # the second with what the first has kept
+            given = torch.randn(5000, generator=torch.Generator().manual_seed(10 * step + me.rank))
+            x = me.late(torch.zeros(5000), given)
+            call = Call(_all_reduce(here, tensors, context), [x], [x], ReduceOp.MEAN)
+            work = engine.issue([call], 20.0, is_async=bool(step))
+            work.wait()
+            expected = context.all_reduce_compressed(given.clone(), ReduceOp.MEAN, there, tensors)
+            assert torch.equal(me.read(x), expected)
+        for is_async in (False, True):
+            given = torch.randn(3000, generator=torch.Generator().manual_seed(me.rank))
+            x, part, expected = me.late(torch.zeros(3000), given), torch.zeros(1000), torch.zeros(1000)
+            call = Call(_reduce_scatter(here, "p", context), [x], [part], ReduceOp.SUM)
+            engine.issue([call], 20.0, is_async=is_async).wait()
+            context.reduce_scatter_compressed(given, expected, ReduceOp.SUM, there, name="p")
+            assert torch.equal(me.read(part), expected)
+
+    with ranks(3) as group:
+        on_all(group, program)
+
+
+def test_a_view_of_a_tensor_without_memory_is_refused() -> None:
+    with pytest.raises(UnsupportedArrayError, match="must be dense, with memory"):
+        staged_view(torch.ones(2, device="meta"))
+    x = torch.ones(2)
+    assert staged_view(x).finish() is x
 
 
 def test_what_is_not_contiguous_or_not_known_is_moved_all_the_same() -> None:

@@ -178,22 +178,30 @@ class GradientCompressor:
     def draft(self, view: ArrayView, pieces: Sequence[Piece], factor: float = 1.0, rank: int = 0) -> Draft:
         """Begin a step: what to send of the tensors in `view`, each element times `factor` plus its residual."""
         feedback = self.error_feedback
-        flat = widen(view, factor, copy=feedback)
+        flat = widen(view, factor, copy=False)
+        is_own = flat is not view.flat
         nonfinite = count_nonfinite(flat)
         if nonfinite and self.on_nonfinite != "raise":
-            flat = flat if feedback else flat.copy()
+            flat, is_own = flat if is_own else flat.copy(), True
             replace_nonfinite(flat, self.on_nonfinite)
         step = 0 if feedback else next(self._drafts)  # without error feedback a tensor has no state
+        # What is read and what is kept are added in one pass, into memory that may become what is kept next.
+        work = flat if is_own or not feedback else np.empty_like(flat)
         with self._lock:
             for piece in pieces:
-                kept = self._kept.get(piece.name)
+                kept, span = self._kept.get(piece.name), slice(piece.start, piece.stop)
+                residual = None
                 if kept is not None and kept.shape == piece.shape:
                     step = max(step, kept.step) if feedback else step
                     if feedback and kept.residual.size and not (nonfinite and self.on_nonfinite == "raise"):
-                        decay = self.strategy.decay
-                        flat[piece.start : piece.stop] += kept.residual if decay == 1 else decay * kept.residual
+                        residual = kept.residual
+                if residual is not None:
+                    decay = self.strategy.decay
+                    np.add(flat[span], residual if decay == 1 else decay * residual, out=work[span])
+                elif work is not flat:
+                    work[span] = flat[span]
         seed = mix(self.seed, rank, crc32(pieces[0].name.encode()) if pieces else 0, step)
-        return Draft(self, flat, pieces, nonfinite, seed, step)
+        return Draft(self, work, pieces, nonfinite, seed, step)
 
     def factor(self, piece: Piece, rank: int) -> Array | None:
         """Return where the power method of POWER_SGD continues for a tensor; None if it starts."""

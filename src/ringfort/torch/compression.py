@@ -10,16 +10,24 @@ checkpoint.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
+from weakref import proxy
 
-from ringfort.collectives.ops import ReduceOp
+from ringfort.backends.group import Group
+from ringfort.collectives.ops import Op, ReduceOp
+from ringfort.collectives.plan import Operation
+from ringfort.collectives.signature import Collective
+from ringfort.compression import collective as compressed
 from ringfort.compression.collective import Compression, compressor_of
 from ringfort.compression.compressor import GradientCompressor
 from ringfort.compression.strategy import Method
 from ringfort.context import DistributedContext
 from ringfort.errors import InvalidArgumentError
+from ringfort.torch.cuda import CudaEngine
+from ringfort.torch.host_copies import HostCopies
 from ringfort.torch.names import dist, torch
+from ringfort.torch.operations import Arrays, Call, Kind
 from ringfort.torch.tensors import to_op
 from ringfort.torch.work import RingfortWork
 
@@ -45,14 +53,8 @@ def compress_hook(compression: Compression = "auto") -> Callable[[Any, Any], Any
             for parameter in bucket.parameters()
         ]
         buffer = bucket.buffer()
-        host = buffer if buffer.is_cpu else buffer.cpu()
-        work = context.all_reduce_compressed(host.detach(), ReduceOp.MEAN, compressor, tensors, async_op=True)
-
-        def copy_back(future: Any) -> Any:
-            averaged = future.value()[0]
-            return averaged if averaged is buffer else buffer.copy_(averaged)
-
-        return RingfortWork([host], work).get_future().then(copy_back)
+        call = Call(_all_reduce(compressor, tensors, context), [buffer], [buffer], ReduceOp.MEAN)
+        return issue(context, call, is_async=True).get_future().then(_first)
 
     # Torch checks annotations, and does not take the text that they are here for its types.
     hook.__annotations__ = {}
@@ -90,14 +92,75 @@ class _ReduceScatter:
 
     def __call__(self, output_tensor: Any, input_tensor: Any, group: Any, op: Any, async_op: bool = False) -> Any:
         context = _context_of(group)
-        source, place = input_tensor.detach(), output_tensor.detach()
-        on_host = place if place.is_cpu else torch.empty_like(place, device="cpu")
-        found = context.reduce_scatter_compressed(
-            source.cpu(), on_host, to_op(op), self._compressor, name=self._name, async_op=async_op and place.is_cpu
+        kind = _reduce_scatter(self._compressor, self._name, context)
+        call = Call(kind, [input_tensor.detach()], [output_tensor.detach()], to_op(op), result=[output_tensor])
+        work = issue(context, call, is_async=async_op)
+        return work if async_op else None
+
+
+def _first(future: Any) -> Any:
+    return future.value()[0]
+
+
+# --- through host memory ----------------------------------------------------------------------------------------------
+
+
+class _ScatterKind(Kind):
+    """A reduce-scatter of one tensor, which has the parts of all ranks."""
+
+    @property
+    def has_any_sizes(self) -> bool:
+        return True
+
+    def make(self, group: Group, call: Call, inputs: Arrays, outputs: Arrays, seconds: float) -> Operation:
+        return self.prepare(group, inputs[0], outputs[0], call.op, timeout=seconds)
+
+    def parts(self, rank: int, world_size: int) -> tuple[int, Sequence[int], Sequence[int]]:
+        return 2, (0,), (1,)
+
+
+def _all_reduce(
+    compressor: GradientCompressor, tensors: Sequence[tuple[str, tuple[int, ...]]], context: DistributedContext
+) -> Kind:
+    def prepare(group: Group, x: Any, *, op: Op, timeout: float) -> Operation:
+        return compressed.all_reduce(
+            group, x, op, compression=compressor, tensors=tensors, timeout=timeout, metrics=context.metrics
         )
-        if not place.is_cpu:
-            place.copy_(on_host)
-        return RingfortWork([output_tensor], found if async_op and place.is_cpu else None) if async_op else None
+
+    return Kind(Collective.ALL_REDUCE, prepare, reduces=True, is_whole=True)
+
+
+def _reduce_scatter(compressor: GradientCompressor, name: str, context: DistributedContext) -> Kind:
+    def prepare(group: Group, x: Any, into: Any, op: Op, *, timeout: float) -> Operation:
+        return compressed.reduce_scatter(
+            group, x, into, op, compression=compressor, name=name, timeout=timeout, metrics=context.metrics
+        )
+
+    return _ScatterKind(Collective.REDUCE_SCATTER, prepare, reduces=True, is_whole=True)
+
+
+def issue(context: DistributedContext, call: Call, *, is_async: bool) -> RingfortWork:
+    """Run a compressed collective. Tensors of a GPU go through pinned memory, and their copies run in streams beside
+    the caller's; those of other devices are copied."""
+    seconds, results, as_work = context.group.check_timeout(None), call.results, RingfortWork
+    engine = None if call.device.type == "cpu" else _engine(context, call.device)
+    if isinstance(engine, CudaEngine):
+        return engine.issue([call], seconds, is_async=is_async)
+    if engine is not None:
+        [call], as_work = engine.moved([call])
+    work = context.issue(call.operation(context.group, seconds), is_async)
+    return as_work(results, work if is_async else None)
+
+
+def _engine(context: DistributedContext, device: Any) -> CudaEngine | HostCopies:
+    """Return what copies between the device and the host. Not the process group's, which may be another library's for
+    this device."""
+    name = f"compressed {device.type}"
+    if name not in context.stages:
+        # A proxy: the context must not hold itself.
+        made = CudaEngine(proxy(context)) if device.type == "cuda" else HostCopies(device)
+        context.stages.setdefault(name, made)
+    return context.stages[name]
 
 
 def _context_of(group: Any) -> DistributedContext:

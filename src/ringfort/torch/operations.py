@@ -44,6 +44,8 @@ class Kind(NamedTuple):
     tensor: the collective works in place."""
     is_rooted: bool = False
     """Whether there is a root. Then only the root has a list."""
+    is_whole: bool = False
+    """Whether it needs whole tensors: it is not cut into chunks."""
 
     @property
     def has_any_sizes(self) -> bool:

@@ -104,7 +104,8 @@ class StagedCall:
         if is_alone and len(self._spans) == 1:
             self._down = self._up = current
             return
-        self._operation([used[0].new_empty(0, device="cpu")] * self._parts, seconds)  # raises what is wrong
+        if not kind.is_whole:
+            self._operation([used[0].new_empty(0, device="cpu")] * self._parts, seconds)  # raises what is wrong
         self._down, self._up = stage.down, stage.up
         self._issued = device.record(current)
         for stream in (self._down, self._up):
@@ -113,7 +114,7 @@ class StagedCall:
 
     def _cut(self, chunk_bytes: int) -> list[Span]:
         """Return the elements of each chunk, at least one chunk."""
-        if self._sizes is not None or not chunk_bytes:
+        if self._sizes is not None or not chunk_bytes or self._call.kind.is_whole:
             return [(0, self._count)]
         length = max(_ALIGNMENT, chunk_bytes // self._parts // _ALIGNMENT * _ALIGNMENT) // self._dtype.itemsize
         return [(start, min(start + length, self._count)) for start in range(0, max(self._count, 1), length)]

@@ -21,6 +21,7 @@ from typing import Any
 from ringfort.context import DistributedContext
 from ringfort.errors import InvalidArgumentError
 from ringfort.torch.names import dist, torch
+from ringfort.torch.staged_view import staged_view
 from ringfort.training.local_steps.run import LocalSteps
 
 
@@ -99,6 +100,12 @@ def weighted_hook(group: Any = None) -> Callable[[Any, Any], Any]:
     return hook
 
 
+class _LocalSteps(LocalSteps):
+    """Also of tensors on a GPU or another device."""
+
+    _view_of = staticmethod(staged_view)
+
+
 def local_steps(
     model: Any,
     optimizer: Any,
@@ -114,10 +121,11 @@ def local_steps(
     `samples` is the number of samples in a step, or a function that returns it. `ctx` is the group, by default that of
     `init_process_group("ringfort")`. Other keywords are those of `LocalSteps`. The hook stays until
     `local.remove_hook()`. Buffers, such as BatchNorm's statistics, stay those of each rank. After freezing, unfreezing
-    or adding parameters, make another one.
+    or adding parameters, make another one. Parameters on a GPU or another device are copied to the host at the end of a
+    round, and back; the global weights, and what a codec has not sent yet, are on the host.
 
-    Raises `InvalidArgumentError` for an optimizer without step hooks, a model in DDP, parameters that are not on the
-    CPU or not floating point, and what `LocalSteps` raises. `optimizer.step()` raises what `LocalSteps.step` does, and
+    Raises `InvalidArgumentError` for an optimizer without step hooks, a model in DDP and parameters that are not
+    floating point, and what `LocalSteps` raises. `optimizer.step()` raises what `LocalSteps.step` does, and
     `InvalidArgumentError` if the optimizer trains other parameters than are averaged.
     """
     if isinstance(model, torch.nn.parallel.DistributedDataParallel):
@@ -131,7 +139,7 @@ def local_steps(
             why = 'pass the context of ringfort.init(), or call dist.init_process_group("ringfort") first'
             raise InvalidArgumentError("ctx", ctx, why)
     tree = {name: one for name, one in model.named_parameters() if one.requires_grad}
-    local = LocalSteps(ctx, tree, **options)
+    local = _LocalSteps(ctx, tree, **options)
 
     def stepped(*_: Any) -> None:
         _check_trained(optimizer, tree)

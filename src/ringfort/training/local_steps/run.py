@@ -32,6 +32,7 @@ from ringfort.backends.sub import SubBackend
 from ringfort.collectives.algorithms import split
 from ringfort.collectives.all_gather import all_gather
 from ringfort.collectives.all_reduce import all_reduce
+from ringfort.collectives.arrays import ArrayView, as_view
 from ringfort.collectives.ops import ReduceOp
 from ringfort.collectives.plan import Operation
 from ringfort.collectives.work import Work
@@ -104,6 +105,9 @@ class _Pending(NamedTuple):
 class LocalSteps:
     """Averages the weights of all ranks at the end of each round of local steps."""
 
+    _view_of: Callable[..., ArrayView] = staticmethod(as_view)
+    """How the arrays of the tree are read and written."""
+
     def __init__(
         self,
         ctx: DistributedContext,
@@ -153,7 +157,7 @@ class LocalSteps:
         self._settings = OuterSettings(outer_rate, outer_momentum)
         self.remove_hook: Callable[[], object] = lambda: None
         """Stops the counting of an optimizer's steps, if an optimizer counts them."""
-        self._view = WeightsView(tree)
+        self._view = WeightsView(tree, self._view_of)
         number = _whole("fragments", fragments, min(_MOST_FRAGMENTS, self._view.size))
         spans = [slice(*span) for span in split(self._view.size, number)]
         names = [_NAME] if number == 1 else [f"{_NAME} {place}" for place in range(number)]

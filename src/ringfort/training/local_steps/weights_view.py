@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -18,9 +18,11 @@ from ringfort.transport.reducer import Array
 class WeightsView:
     """The layout of a tree of float arrays. All of it is float32, or float64 if one of the arrays is."""
 
-    def __init__(self, tree: Any) -> None:
-        """Raise `InvalidArgumentError` and `UnsupportedArrayError` for leaves that cannot be averaged."""
-        leaves = [leaf for _, leaf in _leaves(tree) if leaf is not None]
+    def __init__(self, tree: Any, view_of: Callable[..., ArrayView] = as_view) -> None:
+        """`view_of` makes a view of an array. Raise `InvalidArgumentError` and `UnsupportedArrayError` for leaves that
+        cannot be averaged."""
+        self._view_of = view_of
+        leaves = [leaf for _, leaf in self._leaves(tree) if leaf is not None]
         if not leaves:
             raise InvalidArgumentError("tree", tree, "must contain at least one array")
         self._described = {leaf.path: leaf.describe() for leaf in leaves}
@@ -77,7 +79,7 @@ class WeightsView:
         return rebuild(tree, (None if leaf is None else next(made) for _, leaf in walk(tree, "tree")))
 
     def _views(self, tree: Any, *, writable: bool = False) -> Iterator[tuple[ArrayView, slice]]:
-        found = {path: leaf for path, leaf in _leaves(tree, writable=writable) if leaf is not None}
+        found = {path: leaf for path, leaf in self._leaves(tree, writable=writable) if leaf is not None}
         for path in self._described | found:
             ours, now = self._described.get(path, "missing"), found[path].describe() if path in found else "missing"
             if ours != now:
@@ -86,17 +88,16 @@ class WeightsView:
         for path, span in zip(self._described, self._spans, strict=True):
             yield found[path].view, span
 
-
-def _leaves(tree: Any, *, writable: bool = True) -> Iterator[tuple[str, Leaf | None]]:
-    for path, array in walk(tree, "tree"):
-        if array is None:
-            yield path, None
-            continue
-        view = as_view(array, path, writable=writable)
-        if view.kind.kind != "f":
-            why = "must be an array of floats; leave it out, or convert it"
-            raise InvalidArgumentError(path, view.kind.name, why)
-        yield path, Leaf(path, array, view)
+    def _leaves(self, tree: Any, *, writable: bool = True) -> Iterator[tuple[str, Leaf | None]]:
+        for path, array in walk(tree, "tree"):
+            if array is None:
+                yield path, None
+                continue
+            view = self._view_of(array, path, writable=writable)
+            if view.kind.kind != "f":
+                why = "must be an array of floats; leave it out, or convert it"
+                raise InvalidArgumentError(path, view.kind.name, why)
+            yield path, Leaf(path, array, view)
 
 
 def _common(span: slice, part: slice) -> tuple[slice, slice]:
