@@ -296,7 +296,7 @@ def reduce_scatter(
         exchange.reduce_part(out, codec_of(strategy.values), divisor)
         narrow(out, place)
         compressor.keep(draft, {})
-        exchange.report(metrics, (n - 1) * view.flat.nbytes // n)
+        exchange.report(metrics, exchange.ring_bytes(view.flat.nbytes) // 2)  # half of a ring's all-reduce
         own_trace().compressed(str(strategy), exchange.codec_seconds, time.perf_counter() - start)
         return place.finish()
 

@@ -31,7 +31,7 @@ from ringfort.compression.aside import Aside
 from ringfort.compression.codec import CHUNK, ChunkCodec, Codec, mix
 from ringfort.compression.compressor import Draft
 from ringfort.compression.encoded import SIZE, Head
-from ringfort.compression.hosts import hosts_of
+from ringfort.compression.hosts import Hosts, hosts_of
 from ringfort.compression.strategy import CompressionStrategy, Method
 from ringfort.compression.uneven import shares_of
 from ringfort.errors import NonFiniteError
@@ -72,6 +72,8 @@ class Exchange:
     def __post_init__(self) -> None:
         self._peers = self.group
         """The ranks that exchange compressed data with this one."""
+        self._lanes = 1
+        """Into how many lanes the data are cut; 0 if this rank has none of them."""
 
     def reduce(
         self, work: Array, out: Array, codec: ChunkCodec, *, keep_error: bool, divisor: int = 1, basis: int = 0
@@ -156,19 +158,31 @@ class Exchange:
         """The draft has a part for each rank; `out` becomes the sum of this rank's parts, divided by `divisor`. With
         error feedback, the draft becomes what the owners have not got; zero in this rank's own part, of which nothing
         is lost."""
-        rank, n, draft = self.group.rank, self.group.world_size, self.draft
-        size = draft.work.size // n
-        spans = [(part * size, (part + 1) * size) for part in range(n)]
-        own = slice(*spans[rank])
-        with self._aside(size, 1, codec) as aside:
-            for _ in self._reduce(
-                aside, draft.work, [spans], out, codec, self._head(), lambda _: draft.seed, draft.keeps
-            ):
-                pass
+        draft, hosts = self.draft, hosts_of(self.group)
+        parts = draft.work.reshape(self.group.world_size, -1)
+        if hosts is None or not hosts.ranks:
+            self._add_up_part(draft.work, out, codec, self._head())
+        else:
+            # Each rank adds up what its host has for the ranks at its own place on all hosts.
+            lanes = [parts[ranks].reshape(-1) for ranks in hosts.ranks]
+            own = lanes[hosts.inside.rank]
+            head = self._collect(lanes, own, hosts.inside, self._head())
+            self._between(hosts, lambda: self._add_up_part(own, out, codec, head))
+            if draft.keeps:
+                parts[...] = 0
+                parts[hosts.ranks[hosts.inside.rank]] = own.reshape(-1, parts.shape[1])
         if draft.keeps:
-            draft.work[own] = 0
+            parts[self.group.rank] = 0
         if divisor != 1:
             out /= np.float32(divisor)
+
+    def _add_up_part(self, work: Array, out: Array, codec: ChunkCodec, head: Head) -> None:
+        """`reduce_part` among the ranks that exchange compressed data."""
+        seed, size = self.draft.seed, out.size
+        spans = [(part * size, (part + 1) * size) for part in range(self._peers.world_size)]
+        with self._aside(size, 1, codec) as aside:
+            for _ in self._reduce(aside, work, [spans], out, codec, head, lambda _: seed, self.draft.keeps):
+                pass
 
     def report(self, metrics: DistributedMetrics | None, nbytes: int) -> None:
         """Count the collective, which would have sent `nbytes` without compression."""
@@ -186,10 +200,8 @@ class Exchange:
 
     def ring_bytes(self, nbytes: int) -> int:
         """Return what this rank would have sent to the same ranks of `nbytes` without compression."""
-        hosts = hosts_of(self.group)
         n = self._peers.world_size
-        lane = nbytes if hosts is None else 0 if hosts.between is None else nbytes // hosts.lanes
-        return 2 * (n - 1) * lane // n
+        return 2 * (n - 1) * (nbytes // self._lanes) // n if self._lanes else 0
 
     def _head(self, basis: int = 0) -> Head:
         how = self.strategy
@@ -210,29 +222,35 @@ class Exchange:
         inside, spans = hosts.inside, hosts.spans(work.size)
         lane = slice(*spans[inside.rank])
         own = work[lane] if keep_error else work[lane].copy()  # what the caller has must not change before the end
-        common = self._collect(work, own, spans, inside, head)
-        refusal: NonFiniteError | BasisError | None = None
-        if hosts.between is not None:
-            self._peers = hosts.between
-            try:
-                add_up(own, out[lane], common)
-            except (NonFiniteError, BasisError) as error:
-                refusal = error
-        if hosts.lanes < inside.world_size:
-            refusal = self._tell(inside, hosts.lanes, refusal)
-        if isinstance(refusal, NonFiniteError):  # every rank is here, and knows of hosts but not of their ranks
-            counts = gather_rows(self.group, [self.draft.refused], self.envelope)[:, 0]
-            raise NonFiniteError(self.draft.name, {rank: int(count) for rank, count in enumerate(counts) if count})
-        if refusal is not None:
-            raise refusal
+        common = self._collect([work[slice(*span)] for span in spans], own, inside, head)
+        self._between(hosts, lambda: add_up(own, out[lane], common))
         if keep_error:
             work[: lane.start] = 0
             work[lane.stop :] = 0
         for dst, src in algorithms.exchange_order(inside.rank, inside.world_size):
             inside.exchange(out[lane], dst, out[slice(*spans[src])], src, self.envelope)
 
-    def _collect(self, work: Array, own: Array, spans: list[Span], inside: Group, head: Head) -> Head:
-        """Add to `own`, what this rank has of its lane, what its neighbours have of it. Return the header of the host:
+    def _between(self, hosts: Hosts, add_up: Callable[[], None]) -> None:
+        """Run `add_up` between the hosts, if this rank has a lane. Raise what it raises at every rank, if at any."""
+        refusal: NonFiniteError | BasisError | None = None
+        self._lanes = 0
+        if hosts.between is not None:
+            self._peers, self._lanes = hosts.between, hosts.lanes
+            try:
+                add_up()
+            except (NonFiniteError, BasisError) as error:
+                refusal = error
+        if hosts.lanes < hosts.inside.world_size:
+            refusal = self._tell(hosts.inside, hosts.lanes, refusal)
+        if isinstance(refusal, NonFiniteError):  # every rank is here, and knows of hosts but not of their ranks
+            counts = gather_rows(self.group, [self.draft.refused], self.envelope)[:, 0]
+            raise NonFiniteError(self.draft.name, {rank: int(count) for rank, count in enumerate(counts) if count})
+        if refusal is not None:
+            raise refusal
+
+    def _collect(self, lanes: Sequence[Array], own: Array, inside: Group, head: Head) -> Head:
+        """Add to `own`, what this rank has of its lane, what its neighbours have of it, as they have for all of them in
+        `lanes`. Return the header of the host:
         all its elements that are infinite or NaN, and a digest that no other host has if its ranks have different
         ones."""
         outgoing, incoming = np.empty((2, SIZE), np.uint8)
@@ -241,7 +259,7 @@ class Exchange:
         for dst, src in algorithms.exchange_order(inside.rank, inside.world_size):
             inside.exchange(outgoing, dst, incoming, src, self.envelope)
             heads.append(_checked(incoming, head, inside, src))
-            inside.exchange(work[slice(*spans[dst])], dst, own, src, self.envelope, _ADD)
+            inside.exchange(lanes[dst], dst, own, src, self.envelope, _ADD)
         bases = {there.basis for there in heads}
         basis = head.basis if len(bases) == 1 else mix(self.group.rank, *sorted(bases))
         return head._replace(nonfinite=sum(there.nonfinite for there in heads), basis=basis)

@@ -28,6 +28,8 @@ class Hosts:
     """The ranks of all hosts that hold this rank's lane; None if this rank holds none."""
     lanes: int
     """How many lanes there are."""
+    ranks: list[list[int]]
+    """For each rank of this host the ranks of all hosts at the same place, if all hosts have as many; else nothing."""
 
     def spans(self, count: int) -> list[Span]:
         """For each rank of this host its lane of `count` elements: an empty one if it holds none."""
@@ -60,4 +62,6 @@ def _find(group: Group) -> Hosts | None:
     own = next(members for members in groups if group.rank in members)
     lanes, place = min(map(len, groups)), own.index(group.rank)
     between = group.sub_group([members[place] for members in groups], label="lane") if place < lanes else None
-    return Hosts(group.sub_group(own, label="host"), between, lanes)
+    is_even = all(len(members) == lanes for members in groups)
+    ranks = [[members[one] for members in groups] for one in range(lanes)] if is_even else []
+    return Hosts(group.sub_group(own, label="host"), between, lanes, ranks)

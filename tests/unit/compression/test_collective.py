@@ -407,6 +407,41 @@ def test_powersgd_begins_anew_where_a_rank_has_come_later(hosts: list[int] | Non
 # --- parts ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("hosts", [[0, 0, 2, 2], [0, 1, 0, 1], [0, 0, 2, 0]])
+def test_a_reduce_scatter_adds_up_inside_hosts_of_one_size(hosts: list[int]) -> None:
+    def program(ctx: DistributedContext) -> tuple[Array, Array, Array, int, Any, dict[int, int]]:
+        compressor = GradientCompressor("int8")
+        given, got, part = np.zeros((4, 5000)), np.zeros(5000), np.empty(5000, np.float32)
+
+        def scatter(x: Array) -> None:
+            operation = reduce_scatter(ctx.group, x, part, compression=compressor, name="w", metrics=ctx.metrics)
+            ctx.issue(operation, async_op=False)
+
+        for step in range(2):
+            x = noise(10 * step + ctx.rank, (4, 5000))
+            given += x
+            scatter(x)
+            got += part
+        kept = compressor.residual("w")
+        assert kept is not None
+        sent, _ = ctx.group.sent()
+        away = sum(count for peer, count in sent.items() if hosts[peer] != hosts[ctx.rank])
+        x = noise(0, (4, 5000))
+        x[ctx.rank, 0] = np.inf if ctx.rank == 2 else 0
+        with pytest.raises(NonFiniteError) as caught:
+            scatter(x)
+        assert compressor.residual("w") is kept
+        return given, got, kept.reshape(4, 5000), away, ctx.metrics_snapshot().compression["int8"], caught.value.found
+
+    outcomes = results(on_all(group(4, hosts=hosts), program))
+    given, kept = sum(outcome[0] for outcome in outcomes), sum(outcome[2] for outcome in outcomes)
+    np.testing.assert_allclose(np.array([outcome[1] for outcome in outcomes]) + kept, given, rtol=1e-4, atol=1e-3)
+    assert all(outcome[5] == {2: 1} for outcome in outcomes)
+    if hosts.count(0) == 2:
+        assert sum(outcome[3] for outcome in outcomes) < 1.05 * 2 * 20_000  # one part per rank and step, not two
+        assert all(outcome[4].bytes_before == 2 * 20_000 for outcome in outcomes)
+
+
 @pytest.mark.parametrize("name", ["none", "fp16", "int8", "int4", "onebit"])
 def test_reduce_scatter_gives_each_rank_its_part_and_loses_nothing(name: str) -> None:
     def program(ctx: DistributedContext) -> tuple[Array, Array, Array]:
