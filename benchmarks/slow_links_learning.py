@@ -16,10 +16,13 @@ import json
 import sysconfig
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from functools import cache
+from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
+from dataclasses import asdict, dataclass, replace
+from functools import cache, partial
 from math import cos, pi
+from multiprocessing import get_context
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -41,7 +44,7 @@ LEARNING_RATE = 2e-3
 """Where only time is measured."""
 TUNING_SEED = 99
 WARM_UP = 0.05
-LOOKS = 20
+LOOKS = 8
 
 
 @dataclass(frozen=True)
@@ -52,7 +55,7 @@ class Scale:
     width: int = 64
     layers: int = 2
     context: int = 64
-    batch: int = 8
+    batch: int = 4
 
 
 @dataclass(frozen=True)
@@ -73,6 +76,8 @@ class Arm:
     fragments: int = 1
     weighting: Any = "samples"
     outer: tuple[float, float] = (1.0, 0.0)
+    speeds: tuple[float, ...] = SPEEDS
+    """Of the machines."""
     tuned_as: str = ""
     """The arm whose learning rate this one gets."""
 
@@ -82,30 +87,44 @@ def _local(every: int, codec: str = "none", fragments: int = 1, **other: Any) ->
     return Arm(name, "local", every=every, codec=codec, fragments=fragments, tuned_as=first, **other)
 
 
+def _more(name: str, speeds: tuple[float, ...]) -> Arm:
+    return replace(_local(6, "int4", 3), name=name, speeds=speeds)
+
+
 ALONE = "alone"
 LENGTHS = (1.25, 1.5)
-ARMS = (
-    Arm(ALONE, "alone"),
-    _local(5),
-    *(Arm(f"alone, {longer} times as long", "alone", longer=longer, tuned_as=ALONE) for longer in LENGTHS),
+TWO_FAST, FOUR = "two fast machines", "two fast ones and two of half speed"
+CORE = (
+    Arm(ALONE, "alone", speeds=(1.0,)),
+    _local(6),
+    *(
+        Arm(f"alone, {longer} times as long", "alone", longer=longer, speeds=(1.0,), tuned_as=ALONE)
+        for longer in LENGTHS
+    ),
     Arm("every step", "sync"),
     Arm("DDP", "sync", is_even=True),
+    _local(6, "int8"),
+    _local(6, "int4", 3),
+    _local(6, "sparse", 3),
     _local(10),
-    _local(20),
-    _local(5, "int8"),
-    _local(5, "int4", 4),
-    _local(10, "int4", 4),
-    _local(5, "sparse"),
-    _local(20, "sparse"),
-    _local(20, "sparse", 4),
+)
+"""What is run first."""
+OTHERS = (
+    replace(_local(20), tuned_as="local, 10, none, 1"),
     Arm("DDP, accumulation 4", "sync", is_even=True, accumulate=4),
     Arm("DDP, accumulation 16", "sync", is_even=True, accumulate=16),
-    Arm("DDP, accumulation 64", "sync", is_even=True, accumulate=64),
+    Arm("DDP, accumulation 64", "sync", is_even=True, accumulate=64, tuned_as="DDP, accumulation 16"),
     Arm("PostLocalSGD, 16", "local", is_even=True, every=16, weighting="uniform"),
-    Arm("local, 20, Nesterov 0.6, 0.9", "local", every=20, outer=(0.6, 0.9)),
+    _more(TWO_FAST, (1.0, 1.0)),
+    _more(FOUR, (1.0, 1.0, 0.5, 0.5)),
+    replace(_more(f"{TWO_FAST}, 1.25 times as long", (1.0, 1.0)), longer=1.25),
     Arm("local, 10, weighting uniform", "local", every=10, weighting="uniform", tuned_as="local, 10, none, 1"),
     Arm("local, 10, weighting normalized", "local", every=10, weighting="normalized", tuned_as="local, 10, none, 1"),
+    Arm("local, 20, Nesterov 0.6, 0.9", "local", every=20, outer=(0.6, 0.9)),
+    _local(10, "int4", 4),
+    _local(10, "sparse", 4),
 )
+ARMS = (*CORE, *OTHERS)
 
 
 class Model(nn.Module):
@@ -179,15 +198,14 @@ class Experiment:
         self.model = Model(scale)
         self.random = np.random.default_rng(seed)
         self.units = int(scale.units * arm.longer)
-        speeds = SPEEDS[:1] if arm.kind == "alone" else SPEEDS
-        self.steps = [1.0] * len(speeds) if arm.is_even else list(speeds)
+        self.steps = [1.0] * len(arm.speeds) if arm.is_even else list(arm.speeds)
         """Of each machine in the time of a turn."""
-        self.turn = 1 / min(speeds) if arm.is_even else 1.0
-        self.total = self.units / self.turn * sum(self.steps)
+        self.turn = 1 / min(arm.speeds) if arm.is_even else 1.0
+        self.total: float = self.units / self.turn * sum(self.steps)
         """Steps of all machines."""
         self.done = 0.0
         _, held = corpus()
-        places = np.random.default_rng(7).integers(0, held.size - scale.context - 1, 256)
+        places = np.random.default_rng(7).integers(0, held.size - scale.context - 1, 192)
         self.validation = rows_at(held, places, scale)
         self.curve: list[tuple[float, float]] = []
         self.reductions = 0
@@ -208,7 +226,7 @@ class Experiment:
 
     def optimizer(self) -> torch.optim.Optimizer:
         """Return a new optimizer."""
-        return torch.optim.AdamW(self.model.parameters(), lr=self.rate, weight_decay=0.1, betas=(0.9, 0.95))
+        return torch.optim.AdamW(self.model.parameters(), lr=self.rate, weight_decay=0.1, betas=(0.9, 0.95), fused=True)
 
     def run(self) -> dict[str, Any]:
         """Train, and return what came of it."""
@@ -271,9 +289,10 @@ class Experiment:
         ]
         every = arm.every
         counts = [max(1, int(every * share)) for share in self.steps]
+        rounds = int(self.units / self.turn / every)
+        self.total = rounds * sum(counts)
         factors = shares(arm.weighting, counts, [float(count) for count in counts])
         parts = [slice(*span) for span in split(outer.weights.size, arm.fragments)]
-        rounds = int(self.units / self.turn / every)
         pending: tuple[slice, np.ndarray] | None = None
         for turn in range(rounds * len(parts)):
             number, place = divmod(turn, len(parts))
@@ -329,30 +348,49 @@ def _array(data: bytes) -> np.ndarray:
     return np.frombuffer(data, np.uint8)
 
 
-def learn(out: Path, scale: Scale, seeds: int, say: Callable[[str], None]) -> dict[str, Any]:
+def learn(out: Path, scale: Scale, seeds: int, say: Callable[[str], None], processes: int = 1) -> dict[str, Any]:
     """Run what is missing in `out`: the search of the learning rates, and then every seed with the best. Return all
     runs."""
     found: dict[str, Any] = json.loads(out.read_text()) if out.exists() else {"scale": asdict(scale), "runs": {}}
     if found["scale"] != asdict(scale):
         raise SystemExit(f"{out} has runs of another size; remove it, or pass another folder")
     runs = found["runs"]
+    running: dict[str, Future[dict[str, Any]]] = {}
+    lock = Lock()
 
     def run(arm: Arm, seed: int, rate: float) -> float:
         key = f"{arm.name} | {seed} | {rate:g}"
-        if key not in runs:
-            runs[key] = {**Experiment(arm, scale, seed, rate).run(), "seed": seed}
-            say(f"{key}: {runs[key]['loss']:.4f} in {runs[key]['seconds']:.0f} s")
-            part = out.with_suffix(".part")
-            part.write_text(json.dumps(found))
-            part.replace(out)
-        return runs[key]["loss"]
+        with lock:
+            if key in runs:
+                return runs[key]["loss"]
+            if key not in running:
+                running[key] = pool.submit(_run, arm, scale, seed, rate)
+        one = running[key].result()
+        with lock:
+            if key not in runs:
+                runs[key] = one
+                say(f"{key}: {one['loss']:.4f} in {one['seconds']:.0f} s")
+                part = out.with_suffix(".part")
+                part.write_text(json.dumps(found))
+                part.replace(out)
+        return one["loss"]
 
-    torch.set_num_threads(1)
-    for seed in range(seeds):
-        for arm in ARMS:
-            tuned = next(one for one in ARMS if one.name == (arm.tuned_as or arm.name))
-            run(arm, seed, best_rate(lambda rate, tuned=tuned: run(tuned, TUNING_SEED, rate)))
+    def learned(arm: Arm, seed: int) -> None:
+        tuned = next(one for one in ARMS if one.name == (arm.tuned_as or arm.name))
+        run(arm, seed, best_rate(lambda rate: run(tuned, TUNING_SEED, rate)))
+
+    with (
+        ProcessPoolExecutor(processes, get_context("spawn"), torch.set_num_threads, (1,)) as pool,
+        ThreadPoolExecutor(processes) as waiting,
+    ):
+        for arms in (CORE, OTHERS):
+            for seed in range(seeds):
+                list(waiting.map(partial(learned, seed=seed), arms))
     return runs
+
+
+def _run(arm: Arm, scale: Scale, seed: int, rate: float) -> dict[str, Any]:
+    return {**Experiment(arm, scale, seed, rate).run(), "seed": seed}
 
 
 def best_rate(loss_with: Callable[[float], float]) -> float:
