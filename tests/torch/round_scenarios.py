@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from ringfort.config import AutoDiscoveryConfig
 from ringfort.torch.training.run import elastic
 from tests.torch.elastic_scenarios import DATA, Net, Rows, error_of, settings, state_of, wait_for
 
@@ -148,30 +149,44 @@ def shown(rank: int, world_size: int) -> Any:
     return found
 
 
-def differ(rank: int, world_size: int, folder: str) -> Any:
-    """A member whose settings differ from those of the run is told what differs."""
+OTHERS: dict[str, dict[str, Any]] = {
+    "codec": {"codec": "int4"},
+    "every": {"every": EVERY + 1},
+    "outer_rate": {"outer_rate": 0.5},
+    "outer_momentum": {"outer_momentum": 0.5},
+    "auto": {"sync": "auto", "every": None},
+    "every_step": {"sync": "every_step", "every": None, "codec": None, "batch": DATA.batch},
+    "clip_norm": {"clip_norm": 0.5},
+    "scheduler_per": {"scheduler_per": "pass"},
+}
+"""What members have that differ from the run, in a test."""
+
+
+def differ(rank: int, world_size: int, folder: str, names: list[str]) -> Any:
+    """Members whose settings differ from those of the run, one after the other, are told what differs."""
     begun, told = Path(folder, "begun"), Path(folder, "told")
-    model = Net()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    options = local("differ", nodes=1, codec="int8")
-    if rank:
-        wait_for(begun)
-        options |= {"codec": "int4"}
-    run = elastic(model, optimizer, **options)
+    quick = AutoDiscoveryConfig(interfaces=["127.0.0.1"], timeout=1.0)  # it waits no longer for a run like its own
 
-    def train() -> None:
-        for index, x, _ in run.loader(Rows(), microbatch=BATCH, steps=10**6):
-            run.backward(model(index, x).mean())
-            run.step()
-            begun.touch()
-            if told.exists():
-                break
-            time.sleep(0.01)
+    def train(**others: Any) -> None:
+        model = Net()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with elastic(model, optimizer, **{**local("differ", nodes=1, codec="int8"), **others}) as run:
+            for index, x, y in run.loader(Rows(), microbatch=BATCH, steps=10**6):
+                run.backward(((model(index, x) - y) ** 2).mean())
+                run.step()
+                if run.number == 5:
+                    begun.touch()
+                if told.exists():
+                    break
+                time.sleep(0.1 if rank else 0.01)  # the run with more steps stays
 
-    found = error_of(train)
-    if rank:
+    if not rank:
+        return error_of(train)
+    wait_for(begun)
+    try:
+        return {name: error_of(lambda name=name: train(config=quick, **OTHERS[name])) for name in names}
+    finally:
         told.touch()
-    return found
 
 
 def alone(rank: int, world_size: int) -> Any:

@@ -73,9 +73,25 @@ def test_global_weights_are_shown_and_mistakes_are_told(zygote: Zygote, tmp_path
     assert "NonFiniteStepError" in found["nan"]
 
 
-def test_a_member_with_other_settings_is_told_what_differs(zygote: Zygote, tmp_path: Path) -> None:
-    fine, words = values(outcomes(zygote, tmp_path, "differ", 2, str(tmp_path)), [0, 0])
+DIFFERS = {
+    "codec": ("codec int4", "codec int8"),
+    "every_step": ("sync is missing here and local, every 4 steps",),
+    "clip_norm": ("clip_norm is 0.5 here and None there",),
+    "every": ("sync is local, every 5 steps", "local, every 4 steps"),
+    "outer_rate": ("outer rate 0.5", "outer rate 1.0"),
+    "outer_momentum": ("momentum 0.5", "momentum 0.0"),
+    "auto": ("sync is auto", "local, every 4 steps"),
+    "scheduler_per": ("scheduler_per is pass here and step there",),
+}
+"""Words of what a member is told, by what it has otherwise than the run."""
+
+
+@pytest.mark.parametrize(
+    "names", [list(DIFFERS)[:3], pytest.param(list(DIFFERS)[3:], marks=pytest.mark.stress)], ids=["few", "more"]
+)
+def test_a_member_with_other_settings_is_told_what_differs(zygote: Zygote, tmp_path: Path, names: list[str]) -> None:
+    fine, words = values(outcomes(zygote, tmp_path, "differ", 2, str(tmp_path), names), [0, 0])
     assert fine == "nothing"
-    assert "sync is" in words
-    assert "codec int4" in words
-    assert "codec int8" in words
+    for name in names:
+        for word in DIFFERS[name]:
+            assert word in words[name], (name, words)

@@ -433,6 +433,8 @@ def elastic(
         config=config,
         group=group,
         machine_class=machine_class or _class_of(sums, optimizer) + parts.kind,
+        clip_norm=clip_norm,
+        scheduler_per=scheduler_per,
     )
     return parts.run(tree, sums, update, options, optimizer, data)
 

@@ -39,6 +39,8 @@ class Options:
     config: AutoDiscoveryConfig | None
     group: DistributedConfig | None
     machine_class: str = ""
+    clip_norm: float | None = None
+    scheduler_per: str = "step"
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not 0 < len(self.name) <= 128:  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -63,6 +65,12 @@ class Options:
             if value is not None and not isinstance(value, kind):  # pyright: ignore[reportUnnecessaryIsInstance]
                 raise InvalidArgumentError(name, value, f"must be a ringfort.config.{kind.__name__}")
         member_range(self.nodes)
+
+    @property
+    def rules(self) -> dict[str, str]:
+        """What all members must do alike with each step: a run may be started again with others."""
+        clip_norm = None if self.clip_norm is None else float(self.clip_norm)
+        return {"nonfinite": self.nonfinite, "clip_norm": f"{clip_norm}", "scheduler_per": self.scheduler_per}
 
     @cached_property
     def fewest(self) -> int:

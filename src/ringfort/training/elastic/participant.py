@@ -92,7 +92,7 @@ class Participant:
         """Whether the program was given a micro-batch and no result since."""
         self.options = options
         manifest = state.manifest()
-        self._note = note_of(options.name, data, options.nonfinite, manifest, socket.gethostname())
+        self._note = note_of(options.name, data, options.rules, manifest, socket.gethostname())
         self.trace = RunTrace(options.name, end.step or (0 if data.is_planned else data.steps_to(end.cursor)))
         self.meter = SpeedMeter()
         self.driver = EpochDriver(self)

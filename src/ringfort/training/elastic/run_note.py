@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from hashlib import blake2b
 from typing import Annotated, Final
 
@@ -15,8 +16,8 @@ from ringfort.training.elastic.state_tree import Manifest
 TOPIC: Final = "elastic run"
 _ROOM: Final = MAX_NOTE_BYTES - 2048
 """Bytes of a note for the shapes of the state. Of a larger state the first ones are told."""
-_USUAL: Final = "error"
-"""The default of `nonfinite`."""
+USUAL: Final = {"nonfinite": "error", "clip_norm": "None", "scheduler_per": "step"}
+"""The defaults of what all members must do alike with each step."""
 _Text = Annotated[str, msgspec.Meta(max_length=512)]
 _Number = Annotated[int, msgspec.Meta(ge=-1, lt=2**62)]
 
@@ -26,8 +27,8 @@ class RunNote(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     name: _Text
     run: _Text
-    """The name with a digest of the data and of the shapes of the state, and `nonfinite` if that is not the default:
-    only programs with the same train together."""
+    """The name with a digest of the data and of the shapes of the state, and those of the rules for each step
+    that are not `USUAL`: only programs with the same train together."""
     data: Annotated[dict[_Text, _Text], msgspec.Meta(max_length=16)]
     leaves: _Number
     """The number of arrays and values in the state."""
@@ -48,15 +49,16 @@ class RunNote(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 _decoder: msgspec.msgpack.Decoder[RunNote] = msgspec.msgpack.Decoder(RunNote)
 
 
-def note_of(name: str, data: Data, nonfinite: str, manifest: Manifest, machine: str) -> RunNote:
-    """Return the note of a program that is in no branch yet. `nonfinite` is what it does with infinite gradients: all
-    members must do the same. (Checkpoints and votes do not depend on it: a run may be started again with another
-    choice. So it is no part of the digest: see `Setup.vote_scope`.)"""
-    settings = {**data.settings, "nonfinite": nonfinite}
-    shapes = manifest.leaves()
-    usual = {**settings, "nonfinite": _USUAL}
+def note_of(name: str, data: Data, rules: Mapping[str, str], manifest: Manifest, machine: str) -> RunNote:
+    """Return the note of a program that is in no branch yet. `rules` say what it does with each step, by the names in
+    `USUAL`, as far as that is not usual: all members must do the same. (Checkpoints and votes do not depend on it: a
+    run may be started again with another choice. So they are no part of the digest: see `Setup.vote_scope`.)"""
+    own = {**USUAL, **rules}
+    settings, shapes = {**data.settings, **own}, manifest.leaves()
+    usual = {**data.settings, "nonfinite": USUAL["nonfinite"]}
     digest = blake2b(f"{usual} {sorted(shapes.items())}".encode(), digest_size=4).hexdigest()
-    run = f"{name}/{digest}" if nonfinite == _USUAL else f"{name}/{digest}#{nonfinite}"
+    others = ",".join(value for rule, value in own.items() if value != USUAL[rule])
+    run = f"{name}/{digest}#{others}" if others else f"{name}/{digest}"
     told, room = dict[str, str](), _ROOM
     for path in sorted(shapes):
         room -= len(path.encode()) + len(shapes[path].encode()) + 8

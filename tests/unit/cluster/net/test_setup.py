@@ -91,9 +91,9 @@ def test_runs_of_one_cluster_keep_their_votes_apart() -> None:
 def test_an_elastic_run_that_is_started_with_another_choice_is_bound_by_its_votes() -> None:
     ours, manifest = credentials(), StateTree({"w": np.zeros(2)}).manifest()
 
-    def scope(nonfinite: str, batch: int = 4, name: str = "a#b/c") -> str:
-        run = note_of(name, Data(samples=8, batch=batch, microbatch=2), nonfinite, manifest, "attic").run
+    def scope(batch: int = 4, name: str = "a#b/c", **rules: str) -> str:
+        run = note_of(name, Data(samples=8, batch=batch, microbatch=2), rules, manifest, "attic").run
         return Setup.make(AutoDiscoveryConfig(run=run, elastic=True), 1, ours).vote_scope
 
-    assert scope("error") == scope("skip")
-    assert len({scope("error"), scope("error", batch=8), scope("error", name="a#c/c")}) == 3
+    assert scope() == scope(nonfinite="skip") == scope(clip_norm="0.5", scheduler_per="pass")
+    assert len({scope(), scope(batch=8), scope(name="a#c/c")}) == 3

@@ -17,8 +17,8 @@ DATA = Data(100, 10, 5, 1)
 STATE = {"w": np.zeros(3)}
 
 
-def note(data: Data = DATA, state: dict[str, object] | None = None, name: str = "run", nonfinite: str = "error"):
-    return note_of(name, data, nonfinite, StateTree(STATE if state is None else state).manifest(), "attic")
+def note(data: Data = DATA, state: dict[str, object] | None = None, name: str = "run", **rules: str):
+    return note_of(name, data, rules, StateTree(STATE if state is None else state).manifest(), "attic")
 
 
 class Program:
@@ -45,6 +45,8 @@ class Program:
             "batch is 10 here and missing there; batch_per_member is missing here and 10 there",
         ),
         (note(nonfinite="skip"), "nonfinite is error here and skip there"),
+        (note(clip_norm="0.5"), "clip_norm is None here and 0.5 there"),
+        (note(scheduler_per="pass"), "scheduler_per is step here and pass there"),
         (note(state={"w": np.zeros(4)}), "state['w'] is float64(3,) here and float64(4,) there"),
         (
             note(state={"w": np.zeros(3), "m": 1.0}),
