@@ -48,6 +48,10 @@ _OFF: Final = 2.0
 """If a reduction takes this many times as long as was expected, or as short, the network has changed."""
 _NOISE: Final = 0.02
 """Seconds by which a reduction may differ in any case: machines do other things too."""
+_FAST: Final = (
+    '. Each machine makes its own optimizer step, and the weights are averaged: sync="every_step" averages gradients'
+)
+"""What is said of rounds of one step: with Adam they are no synchronous SGD."""
 
 logger = logging.getLogger("ringfort.elastic")
 
@@ -201,7 +205,7 @@ class RoundReduction:
         last = Decision(self.plan.every, self.plan.codec) if self.plan.every else None
         decision = choice.decide(costs, last, codec=self.settings.codec)
         if last is None or (last.every, last.codec) != (decision.every, decision.codec):
-            text = f"Local steps: {decision}: {decision.why}"
+            text = f"Local steps: {decision}: {decision.why}{_FAST if decision.every == 1 else ''}"
             logger.info("%s", text)
             own_trace().event("local_steps", text)
         return RoundPlan(min(sum(steps_of(decision.every, seconds)), MOST), decision.codec, decision.every)

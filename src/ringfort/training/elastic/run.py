@@ -151,8 +151,8 @@ def elastic(
 
     With `sync="local"` a step is a round: the arrays of floats in `state` are weights, which the program changes for
     each micro-batch, and calls `step.add()` without gradients. At the end of `every` such local steps, of all machines
-    together (64), the machines average what has become of the weights, with `codec` (`none`, `int8`, `int4` or
-    `sparse`; `int8`) and an outer momentum. That takes hundreds of times fewer bytes. With `sync="auto"` the machines
+    together (16), the machines average what has become of the weights, with `codec` (`none`, `int8`, `int4` or
+    `sparse`; `int8`). That takes tens to hundreds of times fewer bytes. With `sync="auto"` the machines
     measure links and steps, and decide how many steps a round has and with which codec, again and again. `outer_rate`
     and `outer_momentum` are those of `ringfort.LocalSteps`.
 

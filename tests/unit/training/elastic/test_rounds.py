@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
@@ -115,6 +116,19 @@ def test_members_measure_in_the_second_round_of_a_group_and_then_after_twenty(mo
     assert slow.every > fast.every
     assert plans[41] == slow
     assert slow.steps == slow.every + slow.every // 2  # a machine of half the speed makes half the steps
+
+
+def test_the_log_says_that_rounds_of_one_step_are_not_exact_steps(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, "ringfort.elastic"):
+        assert planned_by(monkeypatch, [1e9], rounds=3)[-1].every == 1
+        [fast, *_] = caplog.messages
+        caplog.clear()
+        assert planned_by(monkeypatch, [1e6], rounds=3)[-1].every > 1
+        [slow, *_] = caplog.messages
+    assert 'the weights are averaged: sync="every_step" averages gradients' in fast
+    assert "every_step" not in slow
 
 
 def test_a_reduction_that_takes_another_time_than_expected_is_measured_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
