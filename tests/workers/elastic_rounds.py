@@ -30,10 +30,13 @@ def main(
     grow_at: int = 0,
     ballast: int = 0,
     interfaces: list[str] | None = None,
+    noise: float = 0.0,
     **options: Any,
 ) -> None:
     """Train for `total` rounds; slowly as long as there is no file `hurry`. After round `grow_at` the program itself
-    adds 1 to the weights, at every member. The weights have `ballast` more elements, which drift at random."""
+    adds 1 to the weights, at every member. The weights have `ballast` more elements, which drift at random. With
+    `noise` in the samples, steps become smaller up to the end. The loss over all samples is told at the end."""
+    unknown = noise * np.random.default_rng(4).standard_normal(SAMPLES).astype(np.float32)
     logging.getLogger("ringfort.elastic").addHandler(Handler())
     logging.getLogger("ringfort.elastic").setLevel(logging.INFO)
     state: dict[str, Any] = {"w": np.zeros(SIZE, np.float32), "half": np.zeros(2, np.float16), "rounds": 0, "name": "a"}
@@ -59,8 +62,9 @@ def main(
                 if hurry and not Path(hurry).exists():
                     time.sleep(0.02)
                 time.sleep(pause)
-                error = X[part] @ (state["w"] - TRUTH)
-                state["w"] -= 0.15 * X[part].T @ error / len(part)
+                error = X[part] @ (state["w"] - TRUTH) - unknown[part]
+                rate = 0.15 * (1 - step.number / (total + 1) if noise else 1)
+                state["w"] -= rate * X[part].T @ error / len(part)
                 state["half"] += np.float16(0.25)
                 state["ballast"] += drift
                 computed += 1
@@ -76,6 +80,7 @@ def main(
     say(
         done=run.step, rounds=state["rounds"], w=state["w"].tobytes().hex(), half=state["half"].tobytes().hex(),
         computed=computed, error=float(np.abs(state["w"] - TRUTH).max()), events=run.events,
+        loss=float(((X @ (state["w"] - TRUTH) - unknown) ** 2).mean()),
     )  # fmt: skip
 
 
