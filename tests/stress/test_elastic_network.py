@@ -1,5 +1,5 @@
-"""What the network does to elastic runs, in network namespaces: two runs of one name meet, and a short cut or a reset
-costs nobody its state."""
+"""What the network does to elastic runs, in network namespaces: a short cut or a reset costs
+nobody its state."""
 
 from __future__ import annotations
 
@@ -14,11 +14,9 @@ from typing import Any
 import pytest
 
 from ringfort.identity.namespace import NetworkNamespace
-from ringfort.training.elastic.checkpoint import CheckpointFolder
-from ringfort.training.elastic.state_tree import StateTree
 from tests.helpers.elastic_programs import Program, programs
 from tests.helpers.namespaces import Host, Lan, lan, needs_namespaces, needs_resets
-from tests.workers.elastic import fresh, plain_loop
+from tests.workers.elastic import plain_loop
 
 pytestmark = [needs_namespaces, pytest.mark.timeout(600)]
 
@@ -87,48 +85,6 @@ def leave(members: Sequence[Program]) -> None:
 
 def steps_of(program: Program) -> list[int]:
     return [line["step"] for line in program.lines if "step" in line]
-
-
-@pytest.mark.parametrize("ahead", [(0, 1), (2, 3)], ids=["the first two", "the last two"])
-def test_of_two_runs_that_meet_the_one_with_more_steps_stays_and_the_other_is_saved_apart_and_told(
-    tmp_path: Path, ahead: tuple[int, ...]
-) -> None:
-    with machines(4, tmp_path, nodes="2:4", patience=4.0) as world:
-        hosts = world.net.hosts
-        world.net.split(hosts[2:])
-        members = [world.start(host) for host in hosts]
-        for number in ahead:
-            world.hurry(hosts[number]).touch()
-        better, worse = [members[n] for n in ahead], [members[n] for n in range(4) if n not in ahead]
-        for member in worse:
-            member.step(5, members=2)
-        seen = max(member.last_step for member in worse)
-        for member in better:
-            member.step(seen + 200, members=2)
-        assert max(member.last_step for member in worse) < min(member.last_step for member in better)
-        for number in ahead:
-            world.hurry(hosts[number]).unlink()  # on a busy machine learners would not catch up with so quick a run
-        world.net.unite()
-        for member in members:
-            member.members(4)
-        for member in better:
-            assert not member.has_said("Two runs of this name have met")
-            steps = steps_of(member)
-            assert steps == list(range(1, len(steps) + 1))  # it went on, and never took a copy
-        for number, member in enumerate(members):
-            if member in better:
-                assert not list(tmp_path.glob(f"disk{number}-*"))
-                continue
-            told = member.says("Two runs of this name have met. This one, at step ")["log"]
-            [file] = tmp_path.glob(f"disk{number}-*/*.ringfort")
-            assert f"its state is in {file}" in told
-            saved = CheckpointFolder(file.parent).newest(lambda _: "")
-            assert saved is not None
-            assert f"This one, at step {saved.stamp.step}, gives way to the other" in told
-            state = fresh()
-            StateTree(state).load(saved.read())
-            assert state["w"].tolist() == plain_loop(saved.stamp.step)["w"].tolist()
-        leave(members[:2])
 
 
 def test_a_cut_that_is_shorter_than_the_patience_ends_no_epoch(tmp_path: Path) -> None:
