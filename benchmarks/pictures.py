@@ -91,8 +91,9 @@ def draw_slow_links(
             panels[-1].plot(units * nbytes, loss, **look)
     for panel in panels:
         panel.set_xscale("log")
+        panel.set_ylim(top=3.5)  # what learns nothing would take all the room
         panel.set_ylabel("validation loss")
         panel.grid(visible=True, alpha=0.3)
     panels[-1].set_xlabel("bytes sent by a machine")
-    panels[-1].legend(fontsize="x-small", loc="center left", bbox_to_anchor=(1, 0.5))
+    panels[-1].legend(handles=panels[0].lines, fontsize="x-small", loc="center left", bbox_to_anchor=(1, 0.5))
     figure.savefig(path, dpi=DPI)

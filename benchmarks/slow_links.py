@@ -39,16 +39,32 @@ ROUND_TRIP = 0.1
 """Seconds that are added, for one row of the judgement."""
 MESSAGES = 3
 """That a reduction between two ranks waits for, one after the other: what both have done, the parts, and the sums."""
-OTHERS = (
+_LEARNED = (
+    ("the fast machine alone", learning.ALONE),
+    ("the same, for 1.25 times as long", "alone, 1.25 times as long"),
+    ("the same, for 1.5 times as long", "alone, 1.5 times as long"),
+    ("exact synchronous steps, batches by speed", "every step"),
+    ("`LocalSteps`, every 6, `none`", "local, 6, none, 1"),
+    ("`LocalSteps`, every 6, `sparse`, 3 fragments", "local, 6, sparse, 3"),
+    ("`LocalSteps`, every 10, `none`", "local, 10, none, 1"),
+)
+_ROUNDS = (
+    ("`LocalSteps`, every 6, `none`", "local, 6, none, 1"),
+    ("the same, outer rate 1.2", "local, 6, outer rate 1.2"),
+)
+_WEIGHTINGS = (
+    ("`LocalSteps`, every 10, `none`, weighting `samples`", "local, 10, none, 1"),
     ("the same, weighting `uniform`", "local, 10, weighting uniform"),
     ("the same, weighting `normalized`", "local, 10, weighting normalized"),
     ("`LocalSteps`, every 20, `none`", "local, 20, none, 1"),
     ("the same, Nesterov's outer momentum as in DiLoCo (0.6, 0.9)", "local, 20, Nesterov 0.6, 0.9"),
+)
+_MACHINES = (
     ("two fast machines, every 6, `int4`, 3 fragments", learning.TWO_FAST),
     ("the same, for 1.25 times as long", f"{learning.TWO_FAST}, 1.25 times as long"),
     ("two fast machines and two of half their speed, likewise", learning.FOUR),
 )
-"""Arms of which only the learning is compared."""
+"""Arms whose learning is compared, each kind with the seeds that all of it have."""
 
 
 class Row(NamedTuple):
@@ -153,10 +169,13 @@ class Outcomes:
         """Return what came of a way."""
         arm, unit = self.arm(row), self.times[row.way]
         loss, total = self.loss(arm), self.units(arm)
-        lengths = [1.0, *learning.LENGTHS]
-        names = [learning.ALONE, *(f"alone, {longer} times as long" for longer in learning.LENGTHS)]
-        alone = self.units(learning.ALONE) * self.longer(loss, names, lengths) * self.times["alone"]["seconds"]
+        alone = self.units(learning.ALONE) * self.longer_alone(loss) * self.times["alone"]["seconds"]
         return Outcome(loss, self.until(row, self.target), alone / (total * unit["seconds"]), total * unit["bytes"])
+
+    def longer_alone(self, loss: float) -> float:
+        """Return how many times as long the fast machine alone trains to end with a loss."""
+        names = [learning.ALONE, *(f"alone, {longer} times as long" for longer in learning.LENGTHS)]
+        return self.longer(loss, names, [1.0, *learning.LENGTHS])
 
     def longer(self, loss: float, names: list[str], lengths: list[float]) -> float:
         """Return how many times as long some machines train to end with a loss: on the line through their runs of
@@ -167,7 +186,9 @@ class Outcomes:
 
     def judge(self) -> list[Judgement]:
         """Return the rows of the plan."""
+        seeds = len(self.runs[learning.ALONE])
         ours = [row for row in self.rows if row.title.startswith(("`LocalSteps`", "ours"))]
+        ours = [row for row in ours if len(self.runs[self.arm(row)]) == seeds]
         hooks = [row for row in self.rows if "hook" in row.title or "PostLocalSGD" in row.title]
         gathered = [row for row in self.rows if row.arm.startswith("DDP") and "hook" not in row.title]
 
@@ -277,12 +298,16 @@ def tables(found: dict[str, Any]) -> str:
             must, aim = _said(one, one.must), _said(one, one.aim)
             lines.append(f"| {one.what} | {must} | {aim} | {values[0]} | {values[1]} | {best} | {values[3]} |")
         lines.append("")
-    lines += ["**Learning alone**, without the wire:", "", "| | loss | seeds |", "| --- | --- | --- |"]
-    first = ("`LocalSteps`, every 10, `none`, weighting `samples`", "local, 10, none, 1")
-    for title, arm in (first, *OTHERS):
-        if arm in runs:
-            losses = [one["loss"] for one in runs[arm]]
-            lines.append(f"| {title} | {mean(losses):.3f} | {', '.join(f'{loss:.3f}' for loss in losses)} |")
+    here = Outcomes(runs, next(iter(found["times"].values())))
+    lines += ["**Learning alone**, without the wire:", "", "| | loss | each seed | against the fast machine alone |"]
+    lines += ["| --- | --- | --- | --- |"]
+    for arms in (_LEARNED, _ROUNDS, _WEIGHTINGS, _MACHINES):
+        known = {title: runs[arm] for title, arm in arms if arm in runs}
+        seeds = set.intersection(*({one["seed"] for one in ones} for ones in known.values())) if known else set()
+        for title, ones in known.items():
+            losses = [one["loss"] for one in ones if one["seed"] in seeds]
+            gain = f"{here.longer_alone(mean(losses)):.2f}" if arms in (_LEARNED, _ROUNDS) else ""
+            lines.append(f"| {title} | {mean(losses):.3f} | {', '.join(f'{loss:.3f}' for loss in losses)} | {gain} |")
     return "\n".join([*lines, ""])
 
 

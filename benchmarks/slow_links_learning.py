@@ -118,6 +118,7 @@ OTHERS = (
     _more(TWO_FAST, (1.0, 1.0)),
     _more(FOUR, (1.0, 1.0, 0.5, 0.5)),
     replace(_more(f"{TWO_FAST}, 1.25 times as long", (1.0, 1.0)), longer=1.25),
+    replace(_local(6), name="local, 6, outer rate 1.2", outer=(1.2, 0.0)),
     Arm("local, 10, weighting uniform", "local", every=10, weighting="uniform", tuned_as="local, 10, none, 1"),
     Arm("local, 10, weighting normalized", "local", every=10, weighting="normalized", tuned_as="local, 10, none, 1"),
     Arm("local, 20, Nesterov 0.6, 0.9", "local", every=20, outer=(0.6, 0.9)),
