@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
@@ -114,7 +114,7 @@ class Run:
         self.journal = SimpleNamespace(say=lambda *_: None)
         self.trace = RunTrace("test", 100)
         self.others = SimpleNamespace(announce=lambda now: None)
-        self.total = 100
+        self.ends_with: Callable[[Mark], bool] = lambda mark: mark.step >= 100
         self.is_finished = self.is_going = self.raises_nonfinite = self.was_slow = False
 
     def _learned(self, epoch: Epoch, stands: Any, *, is_ready: bool) -> None:
@@ -253,6 +253,7 @@ def test_nobody_warms_up_for_a_run_that_has_finished(learner: type[Learner]) -> 
     learner.image, learner.ends = replace(image_at(HERE), layout=cast("Any", "layout")), HERE
     run = Run(Mark())
     run.meter = SimpleNamespace(speed=0, end_step=lambda **_: None)
-    run.total, run.members.seated, run.options.fewest = HERE.step, 1, 2
+    run.ends_with = lambda mark: mark.step >= HERE.step
+    run.members.seated, run.options.fewest = 1, 2
     assert run.follow() == []
     assert run.replica.mark == HERE

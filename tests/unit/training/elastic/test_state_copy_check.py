@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from types import SimpleNamespace
 from typing import Any
 
@@ -52,7 +52,7 @@ class Run:
         self.origin = SimpleNamespace(has_copy=lambda: None)
         self.divergence = SimpleNamespace(origin=0)
         self.meter = SimpleNamespace(speed=1)
-        self.total = 1000
+        self.ends_with: Callable[[Mark], bool] = lambda mark: mark.step >= 1000
         self.checkpoints = SimpleNamespace(save_apart=lambda *_: "it is kept")
         self.journal = SimpleNamespace(say=lambda *_: None)
         self.trace = RunTrace("test", 100)
