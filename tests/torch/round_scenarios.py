@@ -41,6 +41,7 @@ def churn(
     def on_step(differences: dict[str, Any], step: int) -> None:
         average.update_parameters(model)
         rates[step] = optimizer.param_groups[0]["lr"]
+        losses[step] = run.loss  # of rounds without a part for this member too
         Path(folder, f"step-{step}").touch()
 
     options = local("rounds", nodes="2:" if world_size > 1 else 1, codec=codec, scaler=scaler, scheduler=schedule)
@@ -53,8 +54,7 @@ def churn(
             if run.number >= deaths.get(str(rank), total):
                 os.kill(os.getpid(), signal.SIGKILL)
             run.backward(((model(index, x) - y) ** 2).mean())
-            if run.step():
-                losses[run.number] = run.loss
+            run.step()
         end = {"state": state_of(run), "seen": sorted(set(model.seen.tolist())), "losses": losses, "rates": rates}
         weights = [p.detach().numpy().tobytes().hex() for p in model.parameters()]
         return {**end, "number": run.number, "weights": weights, "turns": turns}

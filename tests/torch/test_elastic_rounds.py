@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import signal
 from pathlib import Path
+from statistics import fmean
+from typing import Any
 
 import pytest
 
@@ -13,37 +15,76 @@ from tests.torch.zygote import Outcome, Zygote
 pytest.importorskip("torch")
 
 TOTAL = 40
+HARM, HARM_AT_THE_END = 0.1, 0.03
+"""Part of the loss by which a pass of a run with kills may differ from the same pass without, and the last one. The
+samples are the same, but with one member more or less, and with other speeds, other steps follow each other. Measured
+in five runs of the short test: up to 0.041, and up to 0.005."""
+HARM_IN_LONG = 0.05
+"""The same for the means of 32 rounds of the long test."""
 
 
-def outcomes(zygote: Zygote, home: Path, scenario: str, world_size: int, *arguments: object) -> list[Outcome]:
+def outcomes(
+    zygote: Zygote, home: Path, scenario: str, world_size: int, *arguments: object, patience: float = 90.0
+) -> list[Outcome]:
     """Return what became of each process. They are a cluster of their own."""
     (home / "home").mkdir(0o700, exist_ok=True)
     variables = {"RINGFORT_HOME": str(home / "home")}
-    return zygote.outcomes(f"torch.round_scenarios.{scenario}", world_size, *arguments, patience=90.0, **variables)
+    return zygote.outcomes(f"torch.round_scenarios.{scenario}", world_size, *arguments, patience=patience, **variables)
+
+
+def curve(end: dict[str, Any]) -> list[float]:
+    """Return the mean loss of each pass over the data, which is four rounds."""
+    losses = [end["losses"][str(number)] for number in range(1, end["number"] + 1)]
+    return [fmean(losses[place : place + 4]) for place in range(0, len(losses), 4)]
+
+
+def both(zygote: Zygote, home: Path, total: int, codec: str, births: dict[str, int], deaths: dict[str, int]) -> Any:
+    """Return the ends of two members of a run without faults, and those of the members that live to the end of a run in
+    which others are killed in the middle of a round, and come."""
+    ends, none = list[Any](), dict[str, int]()
+    for name, died, born in (("quiet", none, none), ("stormy", deaths, births)):
+        place, size = home / name, 2 + len(born)
+        place.mkdir()
+        patience = max(90.0, total)
+        found = outcomes(zygote, place, "churn", size, str(place), total, codec, died, born, patience=patience)
+        ends.append(values(found, [-signal.SIGKILL if str(rank) in died else 0 for rank in range(size)]))
+    return ends
 
 
 @pytest.mark.parametrize("codec", ["int8", pytest.param("sparse", marks=pytest.mark.stress)])
-def test_rounds_with_kills_and_joins_learn_each_sample_once_and_agree_to_the_bit(
+def test_rounds_with_kills_and_joins_learn_each_sample_once_and_as_well_as_without(
     zygote: Zygote, tmp_path: Path, codec: str
 ) -> None:
-    quiet, stormy = tmp_path / "quiet", tmp_path / "stormy"
-    quiet.mkdir()
-    stormy.mkdir()
-    [alone] = values(outcomes(zygote, quiet, "churn", 1, str(quiet), TOTAL, codec, {}, {}), [0])
-    deaths, births = {"1": 20}, {"2": 10}
-    found = outcomes(zygote, stormy, "churn", 3, str(stormy), TOTAL, codec, deaths, births)
-    ends = values(found, [0, -signal.SIGKILL, 0])
+    quiet, ends = both(zygote, tmp_path, TOTAL, codec, births={"2": 10}, deaths={"1": 20})
     assert ends[0]["state"] == ends[1]["state"]
     assert ends[0]["weights"] == ends[1]["weights"]
-    for end in (alone, *ends):
+    for end in (*quiet, *ends):
         assert end["number"] == TOTAL
         assert end["seen"] == [TOTAL * 16 / 64]  # each sample once in each pass
-        assert end["rates"] == {step: alone["rates"][step] for step in end["rates"]}
-    assert alone["turns"] == TOTAL * 4
+        assert end["rates"] == {step: quiet[0]["rates"][step] for step in end["rates"]}
     assert all(end["turns"] < TOTAL * 4 for end in ends)  # they have shared the work
-    first, last = alone["losses"]["1"], alone["losses"][str(TOTAL)]
-    assert last < 0.9 * first
-    assert ends[0]["losses"][str(TOTAL)] < 0.95 * first
+    without, after = curve(quiet[0]), curve(ends[0])
+    print(without, after)
+    assert without[-1] < 0.6 * without[0]
+    assert after == pytest.approx(without, rel=HARM)
+    assert after[-1] == pytest.approx(without[-1], rel=HARM_AT_THE_END)
+
+
+@pytest.mark.stress
+@pytest.mark.timeout(900)
+def test_hundreds_of_rounds_with_several_kills_learn_as_well_as_without(zygote: Zygote, tmp_path: Path) -> None:
+    births = {"2": 40, "3": 100, "4": 160, "5": 220}
+    deaths = {"1": 60, "2": 120, "3": 180, "4": 240}
+    quiet, ends = both(zygote, tmp_path, 320, "int8", births=births, deaths=deaths)
+    assert ends[0]["weights"] == ends[1]["weights"]
+    # Means of 8 passes, in most of which a member dies or comes.
+    without, after = (
+        [fmean(one[place : place + 8]) for place in range(0, 80, 8)] for one in map(curve, (quiet[0], ends[0]))
+    )
+    worst = max(abs(b / a - 1) for a, b in zip(without, after, strict=True))
+    print(f"loss {without[0]:.4f} at first; at the end {without[-1]:.4f} without faults and {after[-1]:.4f}")
+    print(f"with {len(deaths)} kills; 32 rounds differ by {worst:.1%} at most")
+    assert after == pytest.approx(without, rel=HARM_IN_LONG)
 
 
 def test_passes_are_counted_in_samples_however_many_rounds_they_take(zygote: Zygote, tmp_path: Path) -> None:
