@@ -127,7 +127,8 @@ def test_reports_are_sent_only_while_somebody_looks(ranks: list[Rank], monkeypat
         assert all({"cpu", "memory", "memory_total"} <= report.vitals.keys() for report in found)
         until(lambda: not pair.sender._is_running, "the lease to be over")
         assert not pair.sender._traces._open
-        assert pair.notes["observer"].empty()  # the lease was over before the next report
+        while not pair.notes["observer"].empty():  # a request that arrives twice renews the lease
+            assert pair.note().topic == REPORT
         pair.watch()
         assert {pair.note().topic, pair.note().topic} == {REPORT}
         assert pair.notes["launcher"].empty()  # its program has noticed nothing
