@@ -41,6 +41,9 @@ MAX_RUN_NAME = 64
 MAX_ELASTIC_NAME = MAX_RUN_NAME - 9
 """The same for an elastic run: a digest of its state and data follows the name, as `/` and eight digits."""
 
+MARK = 9
+"""Characters that may follow that digest: `#` and eight digits for rules that are not the usual ones."""
+
 MAX_CONNECTIONS = 16
 """Connections between two ranks. Each is a thread in a large collective; more threads than cores only wait."""
 
@@ -102,7 +105,7 @@ def _several(value: object) -> str:
 
 def _run_name(value: object) -> str:
     """For the name of a run."""
-    is_valid = isinstance(value, str) and len(value) <= MAX_RUN_NAME
+    is_valid = isinstance(value, str) and len(value) <= MAX_RUN_NAME + MARK
     return "" if is_valid else f"must be a string of at most {MAX_RUN_NAME} characters"
 
 

@@ -189,10 +189,14 @@ class ElasticStrategy(SingleDeviceStrategy):
     def steps(self) -> Iterator[Any]:
         """Yield the first micro-batch of each step of a pass in which this member has a part."""
         assert self._passes is not None
+        assert self._source is not None
         number = self._passes.number
         for batch in self._passes:
+            number = self._passes.number
             self._count(1)
             yield batch
+        if self._passes.is_over:  # perhaps several passes later, of which this member has seen no part
+            number = max(number, (self._joined.cursor - 1) // len(self._source.dataset))
         self._count_rest(number)
         if self._passes.is_over:
             self._trainer.should_stop = True

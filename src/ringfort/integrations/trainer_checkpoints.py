@@ -33,6 +33,9 @@ BLOCK: Final = 8 * 1024 * 1024
 """Bytes that are read, hashed and sent at once."""
 
 
+_Place = tuple[float, Annotated[int, msgspec.Meta(ge=0)]]
+
+
 class File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a seal says of a file."""
 
@@ -76,15 +79,14 @@ class TrainerCheckpoints:
         Raise `CheckpointError` if it cannot be read or written."""
         own = self._newest_whole() if self._is_writer else None
         offers = self._context.all_gather_object(own and own.place, timeout=self._timeout)
-        best = max((tuple(offer) for offer in offers if offer is not None), default=None)
+        best = max((self._place(offer) for offer in offers if offer is not None), default=None)
         if best is None:
             return None
         run, step = best
         path, is_missing = self._path(step), self._is_writer and (own is None or own.place != best)
         with translated(path):
-            if is_missing and path.exists():
-                (path / SEAL).unlink(missing_ok=True)  # first, so that a folder that is half removed has none
-                shutil.rmtree(path)
+            if is_missing:
+                discard(path)
             files = self._completed(path, own.files if own and not is_missing else {})
             if is_missing:
                 _write_seal(path, Seal(run, step, files))
@@ -103,6 +105,8 @@ class TrainerCheckpoints:
             described = {name: _described(path / name) for name in _names(path)} if self._is_writer else {}
             files = self._completed(path, described)
             if self._is_writer:
+                if not files:
+                    raise CheckpointError(str(path), "no machine has written a file of it")
                 _write_seal(path, Seal(run, step, files))
                 own_trace().event("checkpoint", f"{platform.node()} has saved step {step}")
                 self._remove_old(run, step, best and Path(best).name)
@@ -114,8 +118,7 @@ class TrainerCheckpoints:
         kept = [seal.step for seal in sealed if seal.place <= (run, step)][: self._keep]
         for path in (self._path(seal.step) for seal in sealed if seal.step not in kept):
             if path.name != best:
-                (path / SEAL).unlink()
-                shutil.rmtree(path)
+                discard(path)
 
     def _completed(self, path: Path, files: dict[str, File]) -> dict[str, File]:
         """Give each machine the files of a checkpoint that it lacks and another has. Return those that it has then."""
@@ -160,8 +163,7 @@ class TrainerCheckpoints:
         """Return the newest checkpoint here that agrees with its seal. Log why newer ones do not."""
         for seal in self._sealed():
             path = self._path(seal.step)
-            with translated(path):
-                damaged = [name for name, file in seal.files.items() if not _agrees(path / name, file)]
+            damaged = [name for name, file in seal.files.items() if not _agrees(path / name, file)]
             if not damaged:
                 return seal
             _log.warning("Checkpoint %s: %s is damaged or missing. The one before it is tried", path, damaged[0])
@@ -180,8 +182,23 @@ class TrainerCheckpoints:
                 found.append(seal)
         return sorted(found, key=lambda seal: seal.place, reverse=True)
 
+    def _place(self, offer: object) -> tuple[float, int]:
+        """Return which checkpoint another machine has: its step becomes the name of a folder."""
+        try:
+            return msgspec.convert(offer, _Place)
+        except msgspec.ValidationError as exc:
+            raise CheckpointError(str(self._folder), "another machine gave an invalid step") from exc
+
     def _path(self, step: int) -> Path:
         return self._folder / f"checkpoint-{step}"
+
+
+def discard(path: Path) -> None:
+    """Remove what an earlier run, or a hand-over that was cut off, has left where a checkpoint will be written."""
+    if path.exists():
+        with translated(path):
+            (path / SEAL).unlink(missing_ok=True)  # first, so that a folder that is half removed has none
+            shutil.rmtree(path)
 
 
 def _names(path: Path) -> list[str]:
@@ -199,7 +216,11 @@ def _described(path: Path) -> File:
 
 
 def _agrees(path: Path, file: File) -> bool:
-    return path.is_file() and path.stat().st_size == file.nbytes and _described(path) == file
+    try:
+        return path.is_file() and path.stat().st_size == file.nbytes and _described(path) == file
+    except OSError as exc:  # of a damaged disk
+        _log.warning("%s cannot be read: %s", path, exc)
+        return False
 
 
 def _write_seal(path: Path, seal: Seal) -> None:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 from ringfort.backends.simulated import SimulatedBackend
 from ringfort.context import DistributedContext
 from ringfort.errors import BackendUnavailableError, InvalidArgumentError
-from ringfort.integrations.trainer_checkpoints import TrainerCheckpoints
+from ringfort.integrations.trainer_checkpoints import TrainerCheckpoints, discard
 from ringfort.integrations.versions import require
 from ringfort.telemetry.trace import own_trace
 from ringfort.torch import BACKEND
@@ -113,6 +113,8 @@ class RingfortCallback(TrainerCallback):
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Count the samples of this rank in the step that begins."""
+        if self._keep is not None and args.local_process_index == 0:
+            discard(Path(args.output_dir) / f"checkpoint-{state.global_step + 1}")
         own_trace().add_samples(args.train_batch_size * args.gradient_accumulation_steps)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **_: Any) -> None:

@@ -218,7 +218,10 @@ class History:
             _timelines([rank for rank in shown if rank.is_alive] or stepping, stepping, wires, least),
             names,
             self.notice,
-            world_size=max((rank.world_size for rank in shown if rank.is_alive), default=0),
+            # Of the newest group: a learner, and who has fallen silent, still name that of an earlier one.
+            world_size=max(
+                ((rank.epoch, rank.world_size) for rank in shown if rank.is_alive and rank.rank >= 0), default=(0, 0)
+            )[1],
             # A process that took the place of another one has the same rank.
             seen=len({rank.rank for rank in shown if rank.rank >= 0 and rank.is_seen(now)}),
         )

@@ -106,6 +106,11 @@ class RankHistory:
         return self._about.header.world_size
 
     @property
+    def epoch(self) -> int:
+        """The number of the group that its world size is of."""
+        return self._about.header.epoch
+
+    @property
     def program(self) -> str:
         """The program's name."""
         return self._about.header.program

@@ -188,6 +188,47 @@ def test_a_name_that_leaves_the_folder_is_refused(group: Group, name: str) -> No
     assert not list(group.disk(1).rglob("escaped"))
 
 
+def test_a_step_that_is_no_number_is_refused(group: Group) -> None:
+    (group.folder / "disk1" / "victim").mkdir(parents=True)
+
+    def offer(one: TrainerCheckpoints, rank: int) -> Any:
+        return one._context.all_gather_object((RUN, "5/../victim")) if rank == 0 else one.newest()
+
+    found = group.all(offer)[1:]
+    assert all(isinstance(one, CheckpointError | AbortedError) and "invalid step" in str(one) for one in found), found
+    assert (group.folder / "disk1" / "victim").exists()
+
+
+def test_a_folder_without_files_is_no_checkpoint(group: Group) -> None:
+    found = group.all(lambda one, rank: one.seal(RUN, 3))
+    assert all("no machine has written a file" in str(found[rank]) for rank in range(3)), found
+    assert not list(group.folder.rglob(SEAL))
+
+
+def test_a_disk_that_cannot_be_read_has_the_checkpoint_of_another(
+    group: Group, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group.save(3)
+    described = trainer_checkpoints._described
+
+    def read(path: Path) -> File:
+        if path.is_relative_to(group.disk(1)) and not path.parent.name.startswith("checkpoint"):
+            raise OSError(5, "Input/output error", str(path))
+        return described(path)
+
+    monkeypatch.setattr(trainer_checkpoints, "_described", read)
+    assert group.newest() == [(RUN, "checkpoint-3")] * 4
+
+
+def test_what_was_left_in_a_folder_is_not_sealed_with_the_next_checkpoint_there(group: Group) -> None:
+    rest = group.disk(1) / "checkpoint-3" / "adapter" / "cut"
+    rest.parent.mkdir(parents=True)
+    rest.write_bytes(b"half")  # of a hand-over that was cut off
+    trainer_checkpoints.discard(rest.parents[1])  # as RingfortCallback does before a step
+    group.save(3)
+    assert not any("cut" in name for rank in range(3) for name in group.content(rank))
+
+
 def test_a_disk_that_takes_nothing_is_named(group: Group, tmp_path: Path) -> None:
     group.save(3)
     shutil.rmtree(group.disk(1))

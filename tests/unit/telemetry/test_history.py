@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import pytest
 
@@ -185,6 +187,27 @@ def test_a_rank_that_has_ended_is_missed_only_once_it_had_no_part_in_what_is_sho
     view = run.advance(10)  # the rest says that it still has two ranks
     assert not view.is_whole
     assert view.verdict.sentence.startswith("1 of 2 ranks is seen; ")
+
+
+@pytest.mark.parametrize("becomes", ["learner", "silent"])
+def test_a_member_of_an_earlier_group_is_not_missed(becomes: str) -> None:
+    class Regrouped(SimulatedRun):
+        is_regrouped = False
+
+        def report(self, rank: Rank, *arguments: Any, **keywords: Any) -> Any:
+            found = super().report(rank, *arguments, **keywords)
+            changes: dict[str, Any] = {}
+            if self.is_regrouped:
+                is_out = rank is self.ranks[2]
+                changes = {"rank": -1, "role": "learner"} if is_out else {"epoch": 2, "world_size": 2}
+            return msgspec.structs.replace(found, header=msgspec.structs.replace(found.header, **changes))
+
+    run = Regrouped([Rank("study"), Rank("attic", compute=0.3), Rank("laptop")], wire=0.01)
+    assert run.advance(30).is_whole
+    run.is_regrouped, run.ranks[2].is_seen = True, becomes == "learner"
+    view = run.advance(30)
+    assert (view.world_size, view.is_whole) == (2, True)
+    assert view.verdict.culprit == "attic"
 
 
 def test_a_learner_is_not_judged() -> None:

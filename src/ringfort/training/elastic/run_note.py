@@ -27,8 +27,8 @@ class RunNote(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     name: _Text
     run: _Text
-    """The name with a digest of the data and of the shapes of the state, and those of the rules for each step
-    that are not `USUAL`: only programs with the same train together."""
+    """The name with a digest of the data and of the shapes of the state, and one of the rules for each step that are
+    not `USUAL`: only programs with the same train together."""
     data: Annotated[dict[_Text, _Text], msgspec.Meta(max_length=16)]
     leaves: _Number
     """The number of arrays and values in the state."""
@@ -58,7 +58,8 @@ def note_of(name: str, data: Data, rules: Mapping[str, str], manifest: Manifest,
     usual = {**data.settings, "nonfinite": USUAL["nonfinite"]}
     digest = blake2b(f"{usual} {sorted(shapes.items())}".encode(), digest_size=4).hexdigest()
     others = ",".join(value for rule, value in own.items() if value != USUAL[rule])
-    run = f"{name}/{digest}#{others}" if others else f"{name}/{digest}"
+    mark = blake2b(others.encode(), digest_size=4).hexdigest() if others else ""  # so that a long name has room
+    run = f"{name}/{digest}#{mark}" if mark else f"{name}/{digest}"
     told, room = dict[str, str](), _ROOM
     for path in sorted(shapes):
         room -= len(path.encode()) + len(shapes[path].encode()) + 8

@@ -7,6 +7,7 @@ import pytest
 
 from ringfort.cluster.core.events import Noted, PeerJoined, PeerLost
 from ringfort.cluster.core.gossip import MAX_NOTE_BYTES
+from ringfort.config import MAX_ELASTIC_NAME, AutoDiscoveryConfig
 from ringfort.training.elastic.dealing import Data
 from ringfort.training.elastic.other_runs import OtherRuns, Place
 from ringfort.training.elastic.protocol import Mark
@@ -71,6 +72,14 @@ def test_the_name_of_a_run_in_the_cluster_and_in_its_checkpoints_stays_as_it_was
 
 def test_a_list_and_a_dict_with_numbers_as_keys_are_different_states() -> None:
     assert note(state={"m": [1]}).run != note(state={"m": {0: 1}}).run
+
+
+def test_the_longest_name_has_room_for_every_rule() -> None:
+    name, rules = "n" * MAX_ELASTIC_NAME, {"nonfinite": "skip", "clip_norm": "0.1", "scheduler_per": "pass"}
+    told = note_of(name, DATA, rules, StateTree(STATE).manifest(), "attic")
+    assert AutoDiscoveryConfig(run=told.run).run == told.run
+    other = note_of(name, DATA, {**rules, "clip_norm": "0.2"}, StateTree(STATE).manifest(), "attic")
+    assert differences(told, other) == "clip_norm is 0.1 here and 0.2 there"
 
 
 def test_the_note_of_a_large_state_fits() -> None:
