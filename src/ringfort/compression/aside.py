@@ -21,13 +21,19 @@ class Aside:
         self._tasks: SimpleQueue[_Task | None] = SimpleQueue()
         self._outcomes: SimpleQueue[BaseException | None] = SimpleQueue()
         self._added = self._ended = 0
-        self._thread = Thread(self._run, name="ringfort-codec") if is_threaded else None
-        if self._thread is not None:
-            self._thread.start()
+        self._is_threaded = is_threaded
+        self._thread: Thread | None = None
 
     def add(self, task: _Task) -> int:
         """Run `task` when all before have ended. Return its number, for `wait`."""
         self._added += 1
+        if self._is_threaded and self._thread is None:  # in the block of `with`, so that an interrupt ends it too
+            thread = Thread(self._run, name="ringfort-codec")
+            try:
+                thread.start()
+                self._thread = thread
+            except RuntimeError:  # no thread to be had: the peers must not wait for this rank
+                self._is_threaded = False
         if self._thread is None:
             task()
         else:
@@ -60,13 +66,13 @@ class Aside:
     ) -> None:
         """Wait for all tasks; after an error only for the one that runs, so that nothing touches their arrays any
         more."""
-        if self._thread is None:
-            return
-        if kind is not None:
+        try:
+            if kind is None:
+                self.wait(self._added)
+        finally:
             with suppress(Empty):
                 while True:
                     self._tasks.get_nowait()
-        self._tasks.put(None)
-        if kind is None:
-            self.wait(self._added)
-        self._thread.join(_ENDING)
+            self._tasks.put(None)
+            if self._thread is not None:
+                self._thread.join(_ENDING)

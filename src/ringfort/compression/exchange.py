@@ -15,7 +15,8 @@ If ranks share hosts (`hosts.py`), those of a host add up first, as they are, an
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
@@ -34,7 +35,7 @@ from ringfort.compression.encoded import SIZE, Head
 from ringfort.compression.hosts import Hosts, hosts_of
 from ringfort.compression.strategy import CompressionStrategy, Method
 from ringfort.compression.uneven import shares_of
-from ringfort.errors import NonFiniteError
+from ringfort.errors import DistributedError, NonFiniteError
 from ringfort.telemetry.metrics import DistributedMetrics
 from ringfort.transport.messages import Envelope
 from ringfort.transport.reducer import Array
@@ -75,6 +76,17 @@ class Exchange:
         self._lanes = 1
         """Into how many lanes the data are cut; 0 if this rank has none of them."""
 
+    @contextmanager
+    def _together(self) -> Generator[None, None, None]:
+        """Abort the group if this rank cannot go on for a reason that the others do not know of."""
+        try:
+            yield
+        except (DistributedError, BasisError):
+            raise
+        except BaseException as exc:  # Ctrl-C, or no memory
+            self.group.abort(str(exc) or type(exc).__name__)
+            raise
+
     def reduce(
         self, work: Array, out: Array, codec: ChunkCodec, *, keep_error: bool, divisor: int = 1, basis: int = 0
     ) -> None:
@@ -87,7 +99,8 @@ class Exchange:
         def add_up(work: Array, out: Array, head: Head) -> None:
             self._add_up(work, out, codec, head, keep_error=keep_error, divisor=divisor)
 
-        self._by_hosts(work, out, self._head(basis), add_up, keep_error=keep_error)
+        with self._together():
+            self._by_hosts(work, out, self._head(basis), add_up, keep_error=keep_error)
 
     def gather(self, out: Array, codec_for: Callable[[int], Codec], divisor: int) -> None:
         """`out` becomes the sum of what `codec_for` the number of elements sends of every rank's draft, divided by
@@ -104,7 +117,8 @@ class Exchange:
                 out /= np.float32(divisor)
             self.codec_seconds += time.perf_counter() - start
 
-        self._by_hosts(self.draft.work, out, self._head(), add_up, keep_error=self.draft.keeps)
+        with self._together():
+            self._by_hosts(self.draft.work, out, self._head(), add_up, keep_error=self.draft.keeps)
 
     def _add_up(
         self, work: Array, out: Array, codec: ChunkCodec, head: Head, *, keep_error: bool, divisor: int
@@ -158,6 +172,10 @@ class Exchange:
         """The draft has a part for each rank; `out` becomes the sum of this rank's parts, divided by `divisor`. With
         error feedback, the draft becomes what the owners have not got; zero in this rank's own part, of which nothing
         is lost."""
+        with self._together():
+            self._reduce_part(out, codec, divisor)
+
+    def _reduce_part(self, out: Array, codec: ChunkCodec, divisor: int) -> None:
         draft, hosts = self.draft, hosts_of(self.group)
         parts = draft.work.reshape(self.group.world_size, -1)
         if hosts is None or not hosts.ranks:
@@ -322,6 +340,13 @@ class Exchange:
         sizes = [[SIZE + codec.nbytes(stop - start) for start, stop in spans] for spans in turns]
         found = {rank: head.nonfinite} if head.nonfinite else {}
         same = True
+        if n == 1:  # a group that has shrunk: all is here
+            if found:
+                raise NonFiniteError(self.draft.name, found)
+            for turn, ((start, stop),) in enumerate(turns):
+                total[: stop - start] = work[start:stop]
+                yield turn
+            return
         ready = aside.add(partial(encode, 0))
         for number, (turn, dst, src) in enumerate(messages):
             aside.wait(ready)

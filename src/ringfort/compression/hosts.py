@@ -61,7 +61,9 @@ def _find(group: Group) -> Hosts | None:
     groups = algorithms.groups_of(group.hosts)
     own = next(members for members in groups if group.rank in members)
     lanes, place = min(map(len, groups)), own.index(group.rank)
-    between = group.sub_group([members[place] for members in groups], label="lane") if place < lanes else None
+    between = None
+    if place < lanes:  # in the order of the hosts, as `ranks`
+        between = group.sub_group([members[place] for members in groups], is_ordered=True, label="lane")
     is_even = all(len(members) == lanes for members in groups)
     ranks = [[members[one] for members in groups] for one in range(lanes)] if is_even else []
     return Hosts(group.sub_group(own, label="host"), between, lanes, ranks)

@@ -254,7 +254,7 @@ def _issue(ctx: DistributedContext, tensor: Any, call: Call, timeout: float | No
     operation = by_engine(ctx.group, call, timeout)
     if operation is not None:
         return ctx.issue(operation, async_op)
-    if not ctx.stages:
+    if "cuda" not in ctx.stages:
         ctx.stages["cuda"] = CudaEngine(proxy(ctx))  # a proxy: the context must not hold itself
     work = ctx.stages["cuda"].issue([call], seconds, is_async=async_op)
     return work if async_op else tensor

@@ -137,3 +137,80 @@ def test_an_error_ends_the_tasks_and_is_raised(is_waited_for: bool) -> None:
         fail()
     assert not ran
     assert not codec_threads()
+
+
+def test_without_a_thread_to_be_had_the_tasks_run_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refused)
+    done = list[int]()
+    with Aside(is_threaded=True) as aside:
+        aside.wait(aside.add(lambda: done.append(1)))
+        assert done == [1]
+
+
+def test_an_interrupt_of_the_last_wait_drops_the_tasks_that_have_not_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, go_on, done = threading.Event(), threading.Event(), list[int]()
+
+    def first() -> None:
+        begun.set()
+        go_on.wait(20)
+
+    def interrupted(aside: Aside, number: int) -> None:
+        begun.wait(20)
+        threading.Timer(0.05, go_on.set).start()
+        raise KeyboardInterrupt
+
+    def all_of_them() -> None:
+        with Aside(is_threaded=True) as aside:
+            aside.add(first)
+            for number in range(4):
+                aside.add(lambda number=number: done.append(number))
+
+    monkeypatch.setattr(Aside, "wait", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        all_of_them()
+    assert done == []
+    assert codec_threads() == []
+
+
+def test_an_interrupt_while_one_rank_waits_for_its_codec_ends_the_call_on_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    wait = Aside.wait
+
+    def interrupted(aside: Aside, number: int) -> None:
+        if threading.current_thread().name == "rank 1":
+            raise KeyboardInterrupt
+        wait(aside, number)
+
+    monkeypatch.setattr(Aside, "wait", interrupted)
+
+    def program(ctx: DistributedContext) -> None:
+        threading.current_thread().name = f"rank {ctx.rank}"
+        x = np.ones(100, np.float32)
+        if ctx.rank == 0:
+            ctx.all_reduce(x, compression=GradientCompressor("int8", error_feedback=False), timeout=60)
+        else:
+            with pytest.raises(KeyboardInterrupt):
+                ctx.all_reduce(x, compression=GradientCompressor("int8", error_feedback=False), timeout=60)
+
+    with closing_all([DistributedContext(one) for one in SimulatedBackend.create_group(2)]) as contexts:
+        lost, interrupted_rank = run_ranks(contexts, program, timeout=20)
+    assert isinstance(lost, DistributedError)
+    assert interrupted_rank is None
+
+
+@pytest.mark.parametrize("hosts", [(0,), (0, 1, 1, 0), (0, 1, 0, 1, 1, 0)])
+def test_each_rank_gets_its_own_part_however_ranks_are_spread_over_hosts(hosts: tuple[int, ...]) -> None:
+    n = len(hosts)
+
+    def program(ctx: DistributedContext) -> float:
+        part = np.empty(3, np.float32)
+        x = np.repeat(np.arange(n, dtype=np.float32) * 10, 3) + ctx.rank
+        operation = reduce_scatter(ctx.group, x, part, compression=GradientCompressor("fp16"), name="p")
+        ctx.issue(operation, async_op=False)
+        return float(part[0])
+
+    with closing_all([DistributedContext(one) for one in SimulatedBackend.create_group(n, hosts=hosts)]) as contexts:
+        found = results(run_ranks(contexts, program))
+    assert found == [10 * rank * n + sum(range(n)) for rank in range(n)]
