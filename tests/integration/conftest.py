@@ -34,7 +34,9 @@ PICTURES = Path(__file__).parents[2] / "build" / "pictures"
 AXE = Path(__file__).parent / "axe" / "axe.min.js"
 
 
-@pytest.fixture(scope="session")
+# Not for the whole session: Playwright keeps an event loop running in this thread, and Jupyter's client starts threads
+# where one runs.
+@pytest.fixture(scope="module")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
     if find_spec("playwright") is None:
         pytest.skip("needs Playwright: pip install playwright (`make integration` does it)")
