@@ -220,7 +220,7 @@ class LocalSteps:
             if self._steps * self._turns >= self._planned * (self._turn + 1):
                 self._end_turn()
         elif self._steps >= self._planned:
-            self.end_round()
+            self.end_round(self.tree)
         return self.tree
 
     def end_round(self, tree: Tree | None = None) -> Tree:
